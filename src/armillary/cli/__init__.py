@@ -1,0 +1,116 @@
+"""The command line: a table of verbs, each imported when it is run, and one place where errors become lines.
+
+A verb is the function `armillary.cli.<verb>.<verb>`; its parameters are its flags. It parses and prints: the
+work and every check of a value lie behind it. Exit codes: 0 right, 1 a proof or check failed, 2 bad input,
+3 does not fit, 4 the engine failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from armillary import __version__
+from armillary.errors import ArmillaryError, Problem
+
+VERBS = {
+    "generate": "Generate a picture or a video, on one device or on several.",
+    "tiny": "Write a small Cosmos 3 checkpoint in the published folder layout.",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `armillary` with `arguments` (default: the process's own) and return the exit code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _print_warning
+        try:
+            code = _armillary().main(arguments, prog_name="armillary", standalone_mode=False)
+        except ArmillaryError as error:
+            return _report(error)
+        except typer.TyperException as error:
+            return _report(ArmillaryError(_usage_problem(error)))
+    return code or 0
+
+
+class VerbCommand(TyperCommand):
+    """A command that names all of its bad flags, not only the first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        values, rest, _ = self.make_parser(ctx).parse_args(args=args)
+        problems = []
+        # eager ones first: --help acts before any value is judged
+        for param in sorted(self.get_params(ctx), key=lambda param: not param.is_eager):
+            try:
+                param.handle_parse_result(ctx, values, rest)
+            except typer.TyperException as error:
+                problems.append(_usage_problem(error))
+        if rest:
+            problems.append(_usage_problem(typer.BadParameter(f"unexpected {' '.join(rest)!r}", ctx)))
+        if problems:
+            raise ArmillaryError(problems)
+        return rest
+
+
+class VerbGroup(TyperGroup):
+    """Lists the verbs from the table, so that `armillary --help` imports none of them."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed and _load_verb(args[0]), rest
+
+
+def _armillary() -> TyperGroup:
+    app = typer.Typer(
+        cls=VerbGroup,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Large diffusion and omni transformers on several devices from one declarative plan.",
+    )
+    app.callback(invoke_without_command=True)(_top)
+    group = typer.main.get_group(app)
+    for verb, summary in VERBS.items():
+        group.add_command(TyperCommand(verb, help=summary))
+    return group
+
+
+def _top(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"armillary {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), nl=False)
+        raise typer.Exit(2)
+
+
+def _load_verb(verb: str) -> Any:
+    app = typer.Typer(add_completion=False)
+    app.command(verb, cls=VerbCommand)(getattr(importlib.import_module(f"armillary.cli.{verb}"), verb))
+    return typer.main.get_command(app)
+
+
+def _usage_problem(error: typer.TyperException) -> Problem:
+    ctx = getattr(error, "ctx", None)
+    fix = f"see {ctx.command_path} --help" if ctx else ""
+    return Problem(rule="usage", message=error.format_message().rstrip("."), fix=fix)
+
+
+def _report(error: ArmillaryError) -> int:
+    """One line per problem on stderr; a rank's first traceback above them, because only it says where."""
+    if traceback := getattr(error, "traceback", None):
+        print(traceback.rstrip(), file=sys.stderr)
+    for problem in error.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return error.exit_code
+
+
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -1,0 +1,47 @@
+# install  makes .venv with armillary and its development tools (every other target does this first)
+# demo     a Cosmos 3 checkpoint of toy size, generated on two ranks and in one process, and how far apart
+# test     every test but the soak        soak   the full figures, kept in benchmarks/soak.json
+# lint     ruff and mypy                  bench  this library beside its peers: JSON with ratios
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Younger than both files once what they ask for is installed. A .venv made by hand has none and gets one.
+STAMP := .venv/.installed
+
+GENERATE := $(BIN)/armillary generate demo/tiny --prompt "A robot arm pours tea beside a window" \
+	--size 64x64 --num-frames 9 --num-inference-steps 8 --seed 7
+
+.PHONY: install demo test soak lint bench
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: armillary needs Python 3.11 or newer, $(PYTHON) is not; use make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+demo: $(STAMP)
+	$(BIN)/armillary tiny demo/tiny
+	$(GENERATE) --tensor-parallel-size 2 -o demo/two.mp4
+	$(GENERATE) --tensor-parallel-size 2 -o demo/two.npz
+	$(GENERATE) -o demo/one.npz
+	$(BIN)/python examples/compare.py demo/one.npz demo/two.npz
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: $(STAMP)
+	$(BIN)/python benchmarks/soak.py
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/load.py
+	$(BIN)/python benchmarks/step.py
