@@ -28,21 +28,77 @@ if TYPE_CHECKING:
     from armillary.errors import (
         RequestError as RequestError,
     )
-    from armillary.layout import Layout as Layout
-
-__version__ = "0.1.0"
+    from armillary.layout import (
+        Layout as Layout,
+    )
+    from armillary.models.registry import (
+        plan_for as plan_for,
+    )
+    from armillary.models.registry import (
+        resolve as resolve,
+    )
+    from armillary.parallel.load import (
+        load as load,
+    )
+    from armillary.parallel.load import (
+        parallelize as parallelize,
+    )
+    from armillary.parallel.save import (
+        save as save,
+    )
+    from armillary.plan.plan import (
+        ParallelPlan as ParallelPlan,
+    )
+    from armillary.plan.resolve import (
+        ResolvedPlan as ResolvedPlan,
+    )
+    from armillary.plan.skeleton import (
+        Skeleton as Skeleton,
+    )
+    from armillary.plan.styles import (
+        Colwise as Colwise,
+    )
+    from armillary.plan.styles import (
+        Optional as Optional,
+    )
+    from armillary.plan.styles import (
+        PackedColwise as PackedColwise,
+    )
+    from armillary.plan.styles import (
+        PackedRowwise as PackedRowwise,
+    )
+    from armillary.plan.styles import (
+        Rowwise as Rowwise,
+    )
+    from armillary.plan.styles import (
+        VocabSplit as VocabSplit,
+    )
 
 _HOME = {
     "ArmillaryError": "armillary.errors",
     "CheckpointError": "armillary.errors",
+    "Colwise": "armillary.plan.styles",
     "EngineError": "armillary.errors",
     "Layout": "armillary.layout",
     "LayoutError": "armillary.errors",
+    "Optional": "armillary.plan.styles",
+    "PackedColwise": "armillary.plan.styles",
+    "PackedRowwise": "armillary.plan.styles",
+    "ParallelPlan": "armillary.plan.plan",
     "PlanError": "armillary.errors",
     "RequestError": "armillary.errors",
+    "ResolvedPlan": "armillary.plan.resolve",
+    "Rowwise": "armillary.plan.styles",
+    "Skeleton": "armillary.plan.skeleton",
+    "VocabSplit": "armillary.plan.styles",
+    "load": "armillary.parallel.load",
+    "parallelize": "armillary.parallel.load",
+    "plan_for": "armillary.models.registry",
+    "resolve": "armillary.models.registry",
+    "save": "armillary.parallel.save",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

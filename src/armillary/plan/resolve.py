@@ -1,0 +1,246 @@
+"""`resolve_plan`: a plan held against a skeleton and a layout. The one place where shards are decided.
+
+The loader reads the ranges found here, the advisor adds them up, the verifier puts them back
+together. Nothing here needs torch, so the dry run and the real one are the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import gcd
+from types import MappingProxyType
+
+from armillary.errors import LayoutError, PlanError, Problem, list_choices
+from armillary.layout import Layout
+from armillary.plan.explain import (
+    Match,
+    container_problem,
+    match_key,
+    pattern_of,
+    unmatched,
+    wildcard_problem,
+)
+from armillary.plan.plan import ParallelPlan
+from armillary.plan.ranges import Segment, Shard, cut
+from armillary.plan.segments import Cut, segments_of_all
+from armillary.plan.skeleton import HeadGroup, Skeleton
+from armillary.plan.styles import Optional, Style
+
+
+@dataclass(frozen=True)
+class LocalHeads:
+    """Head counts of one attention module: what the whole model has and what one rank has."""
+
+    full_query: int
+    full_key_value: int
+    local_query: int
+    local_key_value: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class ResolvedPlan:
+    """What every rank of a layout holds of a model.
+
+    `shards` maps full parameter names to their `Shard`, split ones only; every other parameter is in
+    `replicated`. `skipped_optional` has one entry per optional plan key that matched nothing.
+    """
+
+    layout: Layout
+    skeleton: Skeleton
+    plan: ParallelPlan
+    shards: Mapping[str, Shard]
+    replicated: tuple[str, ...]
+    skipped_optional: tuple[str, ...]
+    styles: Mapping[str, Style]
+    """Module path -> the style that applies to it."""
+    heads: Mapping[str, LocalHeads]
+    """Path of an attention module -> its head counts."""
+    matches: Mapping[str, Match] = field(default_factory=dict)
+
+    def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
+        """Shape of parameter `name` on one tp rank."""
+        shape = self.skeleton.parameters[name].shape
+        return self.shards[name].local_shape(shape, tp_rank) if name in self.shards else shape
+
+    def bytes_on(self, tp_rank: int) -> int:
+        """Bytes of all parameters that one tp rank holds, split and replicated."""
+        total = 0
+        for name, parameter in self.skeleton.parameters.items():
+            shard = self.shards.get(name)
+            part = parameter.nbytes
+            total += part if shard is None else part // shard.size * shard.local_size(tp_rank)
+        return total
+
+
+def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> ResolvedPlan:
+    """Decide what every rank holds. `armillary.resolve` finds skeleton and plan, then calls this.
+
+    Raises `PlanError` when the plan does not describe the model, `LayoutError` when the model cannot
+    be split over `layout.tp` ranks; each with every problem and, for a degree, the legal ones.
+    """
+    problems: list[Problem] = []
+    matches = _match_all(skeleton, plan, problems)
+    styles = _claim_modules(plan, matches, problems)
+    groups = _attention_modules(skeleton)
+    cuts = segments_of_all(skeleton, styles, groups, problems)
+    _check_attention(styles, groups, problems)
+    if problems:
+        raise PlanError(problems)
+    _refuse_degree(cuts, layout.tp, skeleton.model_class)
+    shards = _cut_all(cuts, layout.tp) if layout.tp > 1 else {}
+    return ResolvedPlan(
+        layout=layout,
+        skeleton=skeleton,
+        plan=plan,
+        shards=MappingProxyType(shards),
+        replicated=tuple(name for name in skeleton.parameters if name not in shards),
+        skipped_optional=tuple(
+            key for key, entry in plan if isinstance(entry, Optional) and not matches[key].paths
+        ),
+        styles=MappingProxyType(styles),
+        heads=MappingProxyType(_local_heads(groups, styles, layout.tp)),
+        matches=MappingProxyType(matches),
+    )
+
+
+def _match_all(skeleton: Skeleton, plan: ParallelPlan, problems: list[Problem]) -> dict[str, Match]:
+    matches: dict[str, Match] = {}
+    for key, entry in plan:
+        found = match_key(key, skeleton.tree)
+        problem = wildcard_problem(key, skeleton.tree) or container_problem(key, found, skeleton.modules)
+        if not (problem or isinstance(entry, Optional)) and (not found.paths or found.absent):
+            problem = _missing(key, found, skeleton)
+        if problem:
+            problems.append(problem)
+        matches[key] = Match(tuple(path for path in found.paths if path in skeleton.modules), found.absent)
+    return matches
+
+
+def _missing(key: str, found: Match, skeleton: Skeleton) -> Problem:
+    if not found.paths:
+        return unmatched(key, skeleton.tree, skeleton.model_class)
+    there = len(found.paths)
+    return Problem(
+        "key-matches-some",
+        f"plan key {key!r} is on {there} of {there + found.absent} blocks of {skeleton.model_class}",
+        "wrap the entry in Optional(...) if the others may lack it",
+    )
+
+
+def _claim_modules(
+    plan: ParallelPlan, matches: Mapping[str, Match], problems: list[Problem]
+) -> dict[str, Style]:
+    """Module path -> style; two keys that claim one module are a problem."""
+    owner: dict[str, str] = {}
+    styles: dict[str, Style] = {}
+    clashes: dict[tuple[str, str], str] = {}
+    for key, entry in plan:
+        for path in matches[key].paths:
+            if path in owner:
+                clashes.setdefault((owner[path], key), path)
+                continue
+            owner[path] = key
+            styles[path] = entry.style if isinstance(entry, Optional) else entry
+    problems.extend(
+        Problem("two-keys", f"plan keys {a!r} and {b!r} both claim {path}", "keep one of them")
+        for (a, b), path in clashes.items()
+    )
+    return styles
+
+
+def _attention_modules(skeleton: Skeleton) -> dict[str, HeadGroup]:
+    """Path of every attention module -> its head group, with the projections that exist there."""
+    found = {}
+    for group in skeleton.heads:
+        for path in match_key(group.module, skeleton.tree).paths:
+            roles = {
+                child: role for child, role in group.roles.items() if f"{path}.{child}" in skeleton.modules
+            }
+            found[path] = replace(group, roles=roles)
+    return found
+
+
+def _check_attention(
+    styles: Mapping[str, Style], groups: Mapping[str, HeadGroup], problems: list[Problem]
+) -> None:
+    """All projections of an attention module are split, or none: heads must stay with their keys."""
+    faults: dict[str, Problem] = {}
+    for path, group in groups.items():
+        split = [child for child in group.roles if f"{path}.{child}" in styles]
+        whole = [child for child in group.roles if f"{path}.{child}" not in styles]
+        if split and whole:
+            pattern = pattern_of(path.split("."))
+            faults[pattern] = Problem(
+                "heads-together",
+                f"{pattern} has {', '.join(split)} split and {', '.join(whole)} whole",
+                "give each of them a style, or none",
+            )
+    problems.extend(faults.values())
+
+
+def _refuse_degree(cuts: Mapping[str, Cut], tp: int, model_class: str) -> None:
+    """Refuse a tp degree that some segment does not allow, once per rule and values."""
+    reasons: dict[Segment, str] = {}
+    for name, (_, segments) in cuts.items():
+        for segment in segments:
+            if segment not in reasons:
+                reasons[segment] = name
+    broken = [segment for segment in reasons if not segment.allows(tp)]
+    if not broken:
+        return
+    legal = legal_degrees(reasons)
+    above = min((s.units for s in reasons if s.copies), default=0)
+    note = f" (K/V heads are replicated above {above})" if 0 < above < max(legal) else ""
+    fix = f"use tp={list_choices(legal)}{note}"
+    raise LayoutError(
+        Problem("tp-divides", _why(segment, pattern_of(reasons[segment].split(".")), tp, model_class), fix)
+        for segment in broken
+    )
+
+
+def _why(segment: Segment, pattern: str, tp: int, model_class: str) -> str:
+    if segment.copies:
+        return f"tp={tp} neither divides nor is a multiple of the {segment.units} K/V heads of {model_class}"
+    if segment.unit > 1:
+        return f"tp={tp} does not divide the {segment.units} query heads of {model_class}"
+    return f"tp={tp} does not divide the {segment.units} features of {pattern} in {model_class}"
+
+
+def legal_degrees(segments: Mapping[Segment, object]) -> list[int]:
+    """Every tp degree that all segments allow, ascending; 1 is always among them."""
+    # a segment without copies allows only divisors of its units, so their gcd bounds the search
+    bound = 0
+    for segment in segments:
+        if not (segment.copies or segment.uneven):
+            bound = gcd(bound, segment.units)
+    limit = bound or max((segment.units for segment in segments), default=1)
+    return [tp for tp in range(1, limit + 1) if all(segment.allows(tp) for segment in segments)]
+
+
+def _cut_all(cuts: Mapping[str, Cut], tp: int) -> dict[str, Shard]:
+    """One `Shard` per parameter; equal cuts share one, a large model has few different ones."""
+    shared: dict[Cut, Shard] = {}
+    shards: dict[str, Shard] = {}
+    for name, key in cuts.items():
+        if key not in shared:
+            shared[key] = cut(key[0], key[1], tp)
+        shards[name] = shared[key]
+    return shards
+
+
+def _local_heads(
+    groups: Mapping[str, HeadGroup], styles: Mapping[str, Style], tp: int
+) -> dict[str, LocalHeads]:
+    heads = {}
+    for path, group in groups.items():
+        degree = tp if any(f"{path}.{child}" in styles for child in group.roles) else 1
+        heads[path] = LocalHeads(
+            full_query=group.query_heads,
+            full_key_value=group.key_value_heads,
+            local_query=group.query_heads // degree,
+            local_key_value=max(1, group.key_value_heads // degree),
+            head_dim=group.head_dim,
+        )
+    return heads

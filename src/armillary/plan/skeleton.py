@@ -1,0 +1,150 @@
+"""The skeleton: a model without weights. Names, kinds, shapes, dtypes and head facts; pure data.
+
+It is made from a live or meta model (`Skeleton.of_model`), from a config with the family's own
+description, or from a checkpoint's tensor headers; a test holds that the three agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+Role = Literal["query", "key_value"]
+"""What the outputs (or inputs) of a projection are counted in; `None` beside it: plain features."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One entry of a state dict.
+
+    `shape` is the full (global) shape, `dtype` torch's name without prefix ("float32"), `kind` the
+    kind of the module that owns it: "linear", "embedding" or "other".
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    kind: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole parameter."""
+        return _product(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True)
+class HeadGroup:
+    """The attention modules that share one set of head counts, and what their projections hold.
+
+    `roles` maps a child of the attention module to the roles of its fused blocks: a plain query
+    projection has `("query",)`, a fused QKV `("query", "key_value", "key_value")`.
+    """
+
+    module: str
+    """Path pattern of the attention modules, e.g. "layers.*.self_attn"."""
+    query_heads: int
+    key_value_heads: int
+    head_dim: int
+    roles: Mapping[str, tuple[Role | None, ...]]
+    counts: Mapping[str, str] = field(default_factory=dict)
+    """Attribute of the module that holds a count -> "query", "key_value" or "queries_per_key_value"."""
+
+    def heads(self, role: Role) -> int:
+        """Full (global) number of heads of a role."""
+        return self.query_heads if role == "query" else self.key_value_heads
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """Everything about a model that can be known without its weights."""
+
+    model_class: str
+    config: Mapping[str, Any]
+    parameters: Mapping[str, Parameter]
+    heads: tuple[HeadGroup, ...] = ()
+    blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Modules that declare their own fused blocks (`_tp_packed_*_blocks`), path to block sizes."""
+
+    @classmethod
+    def of_model(cls, model: Any, heads: Iterable[HeadGroup] = ()) -> Skeleton:
+        """From a live or meta model (a torch `nn.Module`); only names, shapes and dtypes are read."""
+        modules = dict(model.named_modules())
+        buffers = {name for name, _ in model.named_buffers()}
+        parameters = {
+            name: Parameter(
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                itemsize=tensor.dtype.itemsize,
+                kind="other" if name in buffers else _kind_of(modules[_owner(name)]),
+            )
+            for name, tensor in model.state_dict(keep_vars=True).items()
+        }
+        config = {key: value for key, value in dict(getattr(model, "config", {})).items() if key[0] != "_"}
+        return cls(
+            model_class=type(model).__name__,
+            config=config,
+            parameters=parameters,
+            heads=tuple(heads),
+            blocks=_declared_blocks(modules),
+        )
+
+    def with_dtypes(self, dtypes: Mapping[str, tuple[str, int]]) -> Skeleton:
+        """The same skeleton with other dtypes: parameter name to (torch name, item size)."""
+        changed = {
+            name: replace(p, dtype=dtypes[name][0], itemsize=dtypes[name][1]) if name in dtypes else p
+            for name, p in self.parameters.items()
+        }
+        return replace(self, parameters=changed)
+
+    @cached_property
+    def modules(self) -> Mapping[str, Mapping[str, Parameter]]:
+        """Modules that own parameters themselves: path to {"weight": ..., "bias": ...}."""
+        found: dict[str, dict[str, Parameter]] = {}
+        for name, parameter in self.parameters.items():
+            found.setdefault(_owner(name), {})[name.rpartition(".")[2]] = parameter
+        return found
+
+    @cached_property
+    def tree(self) -> Mapping[str, Any]:
+        """Module paths as nested mappings, so that a plan's keys can be walked segment by segment."""
+        root: dict[str, Any] = {}
+        for path in self.modules:
+            node = root
+            for segment in filter(None, path.split(".")):
+                node = node.setdefault(segment, {})
+        return root
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(parameter.nbytes for parameter in self.parameters.values())
+
+
+def _owner(parameter_name: str) -> str:
+    return parameter_name.rpartition(".")[0]
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _kind_of(module: Any) -> str:
+    """Kind by the torch class it is or derives from; told by name, so that torch is not imported here."""
+    names = {base.__name__ for base in type(module).__mro__ if base.__module__.startswith("torch.nn")}
+    return "linear" if "Linear" in names else "embedding" if "Embedding" in names else "other"
+
+
+def _declared_blocks(modules: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    declared = {}
+    for path, module in modules.items():
+        blocks = getattr(module, "_tp_packed_col_blocks", None) or getattr(
+            module, "_tp_packed_row_blocks", None
+        )
+        if blocks:
+            declared[path] = tuple(int(block) for block in blocks)
+    return declared

@@ -1,0 +1,162 @@
+"""The styles: how one module's parameters are split over the tp axis.
+
+A style is pure data. Which dimension it cuts follows from the parameter's name:
+
+    style            weight            bias
+    Colwise          dim 0 (outputs)   dim 0
+    Rowwise          dim 1 (inputs)    replicated, added once after the reduce
+    PackedColwise    as Colwise, each fused block cut on its own
+    PackedRowwise    as Rowwise, each fused block cut on its own
+    VocabSplit       dim 0 (embedding rows)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from armillary.errors import PlanError, Problem, list_choices
+
+
+@dataclass(frozen=True)
+class Colwise:
+    """Split the outputs of a linear layer. With `gather` the output is made whole again (any width)."""
+
+    gather: bool = False
+    kinds: ClassVar[tuple[str, ...]] = ("linear",)
+    dims: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
+
+
+@dataclass(frozen=True)
+class Rowwise:
+    """Split the inputs of a linear layer; its output is summed over the ranks, its bias added once."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("linear",)
+    dims: ClassVar[Mapping[str, int | None]] = {"weight": 1, "bias": None}
+
+
+@dataclass(frozen=True)
+class PackedColwise:
+    """`Colwise` for a fused layer: `blocks` are the proportions of its fused outputs, e.g. [1, 1, 1].
+
+    `blocks=None` takes them from the layer (`_tp_packed_col_blocks`, as diffusers' models declare it).
+    """
+
+    blocks: tuple[int, ...] | None = None
+    kinds: ClassVar[tuple[str, ...]] = ("linear",)
+    dims: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
+
+    def __init__(self, blocks: Sequence[int] | None = None) -> None:
+        object.__setattr__(self, "blocks", _checked_blocks(blocks))
+
+
+@dataclass(frozen=True)
+class PackedRowwise:
+    """`Rowwise` for a layer whose input is a concatenation; `blocks` are the proportions of its parts."""
+
+    blocks: tuple[int, ...] | None = None
+    kinds: ClassVar[tuple[str, ...]] = ("linear",)
+    dims: ClassVar[Mapping[str, int | None]] = {"weight": 1, "bias": None}
+
+    def __init__(self, blocks: Sequence[int] | None = None) -> None:
+        object.__setattr__(self, "blocks", _checked_blocks(blocks))
+
+
+@dataclass(frozen=True)
+class VocabSplit:
+    """Split the rows of an embedding; each rank looks up its own rows and the results are summed."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("embedding",)
+    dims: ClassVar[Mapping[str, int]] = {"weight": 0}
+
+
+Style: TypeAlias = Colwise | Rowwise | PackedColwise | PackedRowwise | VocabSplit
+
+
+@dataclass(frozen=True)
+class Optional:
+    """An entry whose module a checkpoint may lack. `style` may be a style object or its name."""
+
+    style: Style
+
+    def __init__(self, style: object) -> None:
+        if isinstance(style, Optional):
+            raise PlanError(
+                Problem("optional-once", "Optional(Optional(...)) says the same thing twice", "write it once")
+            )
+        object.__setattr__(self, "style", parse_style(style))
+
+
+Entry: TypeAlias = Style | Optional
+
+_BY_NAME: Mapping[str, type[Style]] = {
+    "colwise": Colwise,
+    "rowwise": Rowwise,
+    "packed_colwise": PackedColwise,
+    "packed_rowwise": PackedRowwise,
+    "vocab_split": VocabSplit,
+}
+_NAMES = {style: name for name, style in _BY_NAME.items()}
+# diffusers' own marker objects, recognised by name so that no import of diffusers is needed
+_DIFFUSERS = ("PackedColwiseParallel", "PackedRowwiseParallel")
+
+
+def _checked_blocks(blocks: Sequence[int] | None) -> tuple[int, ...] | None:
+    if blocks is None:
+        return None
+    if not blocks or any(not isinstance(b, int) or isinstance(b, bool) or b < 1 for b in blocks):
+        raise PlanError(
+            Problem(
+                "packed-blocks", f"blocks={list(blocks)} are not proportions", "use whole numbers from 1 up"
+            )
+        )
+    return tuple(blocks)
+
+
+def style_name(style: Style) -> str:
+    """The name under which `style` stands in a plan file: "colwise", "packed_rowwise", ..."""
+    return _NAMES[type(style)]
+
+
+def parse_style(value: object) -> Style:
+    """A style from a style object, its name, its JSON form or diffusers' packed marker.
+
+    Raises `PlanError` for anything else, naming the known styles.
+    """
+    if isinstance(value, Colwise | Rowwise | PackedColwise | PackedRowwise | VocabSplit):
+        return value
+    if isinstance(value, str) and value in _BY_NAME:
+        return _BY_NAME[value]()
+    if type(value).__name__ in _DIFFUSERS:
+        blocks = getattr(value, "blocks", None)
+        return PackedColwise(blocks) if "Col" in type(value).__name__ else PackedRowwise(blocks)
+    if isinstance(value, Mapping) and len(value) == 1:
+        name, argument = next(iter(value.items()))
+        if name in ("packed_colwise", "packed_rowwise") and isinstance(argument, list):
+            return PackedColwise(argument) if name == "packed_colwise" else PackedRowwise(argument)
+        if name == "colwise" and argument == {"gather": True}:
+            return Colwise(gather=True)
+    raise PlanError(
+        Problem("unknown-style", f"{value!r} is not a style", f"use one of {list_choices(list(_BY_NAME))}")
+    )
+
+
+def parse_entry(value: object) -> Entry:
+    """An entry of a plan: a style in any form `parse_style` takes, or one wrapped as optional."""
+    if isinstance(value, Optional):
+        return value
+    if isinstance(value, Mapping) and set(value) == {"optional"}:
+        return Optional(value["optional"])
+    return parse_style(value)
+
+
+def entry_to_json(entry: Entry) -> Any:
+    """The JSON form of an entry; `parse_entry` reads it back to an equal one."""
+    if isinstance(entry, Optional):
+        return {"optional": entry_to_json(entry.style)}
+    if isinstance(entry, PackedColwise | PackedRowwise) and entry.blocks is not None:
+        return {style_name(entry): list(entry.blocks)}
+    if isinstance(entry, Colwise) and entry.gather:
+        return {"colwise": {"gather": True}}
+    return style_name(entry)
