@@ -8,6 +8,7 @@ work and every check of a value lie behind it. Exit codes: 0 right, 1 a proof or
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,12 +17,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from armillary import __version__
 from armillary.errors import ArmillaryError, Problem
 
 VERBS = {
     "generate": "Generate a picture or a video, on one device or on several.",
-    "tiny": "Write a small Cosmos 3 checkpoint in the published folder layout.",
+    "tiny": "Write a small random-weight Cosmos 3 checkpoint in the published folder layout.",
 }
 
 
@@ -51,7 +51,9 @@ class VerbCommand(TyperCommand):
             except typer.TyperException as error:
                 problems.append(_usage_problem(error))
         if rest:
-            problems.append(_usage_problem(typer.BadParameter(f"unexpected {' '.join(rest)!r}", ctx)))
+            problems.append(
+                Problem("usage", f"unexpected {' '.join(rest)!r}", f"see {ctx.command_path} --help")
+            )
         if problems:
             raise ArmillaryError(problems)
         return rest
@@ -84,7 +86,7 @@ def _top(
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"armillary {__version__}")
+        typer.echo(f"armillary {importlib.metadata.version('armillary')}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help(), nl=False)
