@@ -130,7 +130,7 @@ def _is_number(value: object) -> bool:
 
 
 def _name_of(folder: Path) -> str:
-    """The hub's cache names a folder by its commit; the id is above it: models--nvidia--Cosmos3-Nano/snapshots."""
+    """The hub's cache names the folder by its commit; two above is the id: models--nvidia--Cosmos3-Nano."""
     folder = folder.absolute()
     cached = folder.parent.parent.name
     if folder.parent.name == "snapshots" and cached.startswith("models--"):
