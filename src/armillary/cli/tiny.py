@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from armillary.models.cosmos3.tiny import TinyOptions, write_tiny
+from armillary.models.cosmos3.tiny.weights import Progress as Report
 
 _DEFAULT = TinyOptions()
 
@@ -67,6 +72,17 @@ def tiny(
         qk_norm_for_text=qk_norm_for_text,
         use_und_k_norm_for_gen=use_und_k_norm_for_gen,
     )
-    folder = write_tiny(out, options, force=force)
+    with _progress_bar() as progress:
+        folder = write_tiny(out, options, force=force, progress=progress)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     typer.echo(f"wrote {folder} ({size / 1e6:.1f} MB)")
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Report]:
+    """A bar over the transformer's bytes on stderr, where a terminal watches; it leaves no line behind."""
+    columns = (TextColumn("weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("weights", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -16,6 +16,7 @@ from armillary.errors import RequestError
 from armillary.models.cosmos3.tiny import parts
 from armillary.models.cosmos3.tiny.folder import find_folder_problems, staged
 from armillary.models.cosmos3.tiny.options import VARIANTS, TinyOptions, find_problems
+from armillary.models.cosmos3.tiny.weights import Progress
 
 __all__ = ["VARIANTS", "TinyOptions", "tiny_config", "write_tiny"]
 
@@ -24,11 +25,14 @@ _ACTION_DIM = 64
 _PATCH = 2
 
 
-def write_tiny(out: Path, options: TinyOptions, *, force: bool = False) -> Path:
+def write_tiny(
+    out: Path, options: TinyOptions, *, force: bool = False, progress: Progress | None = None
+) -> Path:
     """Write the checkpoint into the folder `out` and return its absolute path.
 
     Args:
         out: a folder that is missing or empty; with `force` also an earlier checkpoint, which is replaced.
+        progress: called with the transformer's bytes made so far and its bytes in all.
 
     Raises:
         RequestError: options that no Cosmos 3 model has, or a folder that cannot be written; nothing
@@ -39,7 +43,14 @@ def write_tiny(out: Path, options: TinyOptions, *, force: bool = False) -> Path:
         raise RequestError(problems)
     config = tiny_config(options)
     with staged(out) as stage:
-        parts.write_transformer(stage / "transformer", config, options.seed, options.dtype, options.files)
+        parts.write_transformer(
+            stage / "transformer",
+            config,
+            seed=options.seed,
+            dtype=options.dtype,
+            files=options.files,
+            progress=progress,
+        )
         parts.write_vae(stage / "vae", options.seed)
         parts.write_scheduler(stage / "scheduler")
         parts.write_tokenizer(stage / "text_tokenizer")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from armillary.models.cosmos3.tiny.tokenizer import write_tokenizer as write_tokenizer
-from armillary.models.cosmos3.tiny.weights import Recipe, write_json, write_model
+from armillary.models.cosmos3.tiny.weights import Progress, Recipe, write_json, write_model
 
 INDEX_NAME = "modular_model_index.json"
 LATENT_CHANNELS = 48
@@ -54,20 +54,31 @@ _COMPONENTS = {
 }
 
 
-def write_transformer(folder: Path, config: Mapping[str, Any], seed: int, dtype: str, files: int) -> None:
+def write_transformer(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    seed: int,
+    dtype: str,
+    files: int,
+    progress: Progress | None = None,
+) -> None:
     """The transformer; biases and norms are far from 0 and 1, so that leaving one out shows."""
     from diffusers import Cosmos3OmniTransformer
 
     # Two residual additions a layer: without this the stream grows with the square root of the depth.
     residual = (2 * config["num_hidden_layers"]) ** -0.5
+    # Random queries and keys attend to everything alike, and the average of everything says little; a wider
+    # norm makes each query choose a few keys, so that prompts and single keys matter.
+    sharp = dict.fromkeys(("norm_q.", "norm_k.", "norm_added_", "k_norm_und_for_gen."), 1.4)
     recipe = Recipe(
         seed=seed,
         dtype=dtype,
         bias_std=0.5,
         fan_in={"action_proj_in": config["action_dim"], "action_proj_out": config["hidden_size"]},
-        gain={"to_out.": residual, "to_add_out.": residual, "down_proj.": residual},
+        gain={"down_proj.": residual, **sharp},
     )
-    write_model(folder, Cosmos3OmniTransformer, config, recipe, files)
+    write_model(folder, Cosmos3OmniTransformer, config, recipe, files=files, progress=progress)
 
 
 def write_vae(folder: Path, seed: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from armillary.errors import Problem, RequestError
 
 if TYPE_CHECKING:
     import torch
+
+Progress = Callable[[int, int], object]
 
 _WEIGHTS_NAME = "diffusion_pytorch_model"
 
@@ -38,13 +40,20 @@ class Recipe:
 
 
 def write_model(
-    folder: Path, model_class: Any, config: Mapping[str, Any], recipe: Recipe, files: int = 1
+    folder: Path,
+    model_class: Any,
+    config: Mapping[str, Any],
+    recipe: Recipe,
+    *,
+    files: int = 1,
+    progress: Progress | None = None,
 ) -> None:
     """Write `config.json` and the safetensors files of a `model_class(**config)` with random weights.
 
     Args:
         model_class: a diffusers model class; it is built on the meta device only.
         files: number of safetensors files; two and more get the index that diffusers reads.
+        progress: called after each tensor with the bytes drawn so far and the bytes in all.
 
     Raises:
         RequestError: more files than tensors.
@@ -59,21 +68,28 @@ def write_model(
     dtypes = {name: _stored_dtype(name, recipe.dtype, keep_fp32) for name in shapes}
     sizes = {name: math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items()}
 
+    total = sum(sizes.values())
     if files > len(sizes):
         message = f"files={files} is more than the {len(sizes)} tensors of {model_class.__name__}"
         raise RequestError(Problem("files", message, f"use 1 to {len(sizes)}"))
     parts = split_evenly(sizes, files)
     model.save_config(folder)
     weight_map: dict[str, str] = {}
+    drawn = 0
     for filename, names in zip(_file_names(len(parts)), parts, strict=True):
-        tensors = {name: _draw(name, shapes[name], recipe).to(dtypes[name]) for name in names}
+        tensors = {}
+        for name in names:
+            tensors[name] = _draw(name, shapes[name], recipe).to(dtypes[name])
+            drawn += sizes[name]
+            if progress:
+                progress(drawn, total)
         save_file(tensors, folder / filename, metadata={"format": "pt"})
         # safetensors makes files that only their owner reads; a checkpoint is read by whom the folder is for
         (folder / filename).chmod((folder / "config.json").stat().st_mode)
         weight_map |= dict.fromkeys(names, filename)
     if files > 1:
         index = {
-            "metadata": {"total_size": sum(sizes.values())},
+            "metadata": {"total_size": total},
             "weight_map": dict(sorted(weight_map.items())),
         }
         write_json(folder / f"{_WEIGHTS_NAME}.safetensors.index.json", index)
