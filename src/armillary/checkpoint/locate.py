@@ -1,0 +1,66 @@
+"""From what the user names, a folder or a hub repo, to a folder on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from armillary.errors import CheckpointError, Problem
+
+
+def locate(checkpoint: str | Path, subfolder: str | None = None, *, whole: bool = False) -> Path:
+    """The local folder of a checkpoint, downloaded or found in the cache if it is a hub repo.
+
+    Of a hub repo only the JSON and safetensors files of `subfolder` (or of its top folder) are fetched,
+    and every file of every folder with `whole`. `HF_HUB_OFFLINE` and the hub's cache are honoured.
+
+    Raises:
+        CheckpointError: neither a folder nor a hub repo that can be reached.
+    """
+    path = Path(checkpoint).expanduser()
+    if path.is_dir():
+        return _inside(path, subfolder)
+    if path.exists():
+        raise _not_found(f"{path} is a file, not a folder", f"name the folder it lies in: {path.parent}")
+    if isinstance(checkpoint, Path) or _looks_like_a_path(checkpoint):
+        raise _not_found(f"there is no folder {path}", "check the path; a hub repo is named owner/name")
+    return _inside(_from_hub(checkpoint, subfolder, whole), subfolder)
+
+
+def patterns(subfolder: str | None, whole: bool = False) -> tuple[list[str] | None, list[str] | None]:
+    """(allow, ignore) patterns of the hub's file names; there `*` matches slashes too."""
+    if whole:
+        return None, None
+    if subfolder:
+        return [f"{subfolder}/*.json", f"{subfolder}/*.safetensors"], [f"{subfolder}/*/*"]
+    return ["*.json", "*.safetensors"], ["*/*"]
+
+
+def _looks_like_a_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name or name.count("/") != 1
+
+
+def _inside(folder: Path, subfolder: str | None) -> Path:
+    if not subfolder or (folder / subfolder).is_dir():
+        return folder / (subfolder or "")
+    there = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    fix = f"it has {', '.join(there)}" if there else "it has no subfolders"
+    raise _not_found(f"{folder} has no subfolder {subfolder}", fix)
+
+
+def _from_hub(repo: str, subfolder: str | None, whole: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    allow, ignore = patterns(subfolder, whole)
+    try:
+        return Path(snapshot_download(repo, allow_patterns=allow, ignore_patterns=ignore))
+    except Exception as error:  # network, login, name, disk: to the user all of them mean "not found"
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise _not_found(
+            f"{repo} is neither a folder here nor a hub repo that can be reached: "
+            f"{type(error).__name__}: {reason}",
+            "check the name, the network and the hub login; HF_HUB_OFFLINE=1 looks into the cache only",
+        ) from error
+
+
+def _not_found(what: str, fix: str) -> CheckpointError:
+    return CheckpointError(Problem("checkpoint-folder", what, fix))

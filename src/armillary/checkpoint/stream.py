@@ -1,0 +1,186 @@
+"""Reads the wanted ranges of a checkpoint's tensors, and nothing more, into tensors of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from armillary.checkpoint.dtypes import DTYPES
+from armillary.checkpoint.header import TensorEntry, several
+from armillary.checkpoint.index import CheckpointIndex
+from armillary.checkpoint.slices import Range, Segment, byte_ranges, local_shape, windows
+from armillary.errors import CheckpointError, Problem
+
+Wanted: TypeAlias = tuple[int, Sequence[Range]] | None
+"""(dim, ranges) of a shard; None for a whole tensor."""
+
+WINDOW = 8 << 20
+"""Bytes read between two calls of `progress`; also the staging buffer, the only memory beside the tensors."""
+SMALL_SEGMENT = 1 << 20
+READ_AHEAD = 1 << 20
+"""Linux reads ahead at most a few MiB for one hint, so they are given in steps."""
+HUGE_PAGES_FROM = 4 << 20
+
+
+def read_tensors(
+    index: CheckpointIndex,
+    wanted: Mapping[str, Wanted],
+    *,
+    dtype_of: Callable[[str, torch.dtype], torch.dtype] = lambda name, stored: stored,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, local tensor) for each wanted tensor, in the order in which they lie in the files.
+
+    Each tensor owns its storage, which is exactly as large as it is. Besides the tensors at most
+    8 MiB are in use, whatever `dtype_of(name, stored dtype)` and `device` ask for.
+    `progress` is called with the number of bytes read since the last call.
+
+    Raises:
+        CheckpointError: a wanted tensor is not there (at the call), or cannot be read (while iterating).
+    """
+    if unknown := [name for name in wanted if name not in index.tensors]:
+        raise CheckpointError(
+            Problem(
+                "missing-tensors", f"{index.folder} lacks {several(unknown)}", "compare plan and checkpoint"
+            )
+        )
+    entries = sorted((index.tensors[name] for name in wanted), key=lambda entry: (entry.file, entry.offset))
+    reader = _Reader(torch.device(device), dtype_of, progress or (lambda nbytes: None))
+    return _read_files(entries, wanted, reader)
+
+
+def _read_files(
+    entries: Sequence[TensorEntry], wanted: Mapping[str, Wanted], reader: _Reader
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, of_file in groupby(entries, key=lambda entry: entry.file):
+        descriptor = _open(path)
+        try:
+            for entry in of_file:
+                yield entry.name, reader.read(descriptor, entry, wanted[entry.name])
+        finally:
+            os.close(descriptor)
+
+
+class _Reader:
+    """Reads one tensor after another; holds the staging buffer for those that are cast or moved."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype_of: Callable[[str, torch.dtype], torch.dtype],
+        progress: Callable[[int], None],
+    ) -> None:
+        self.device = device
+        self.dtype_of = dtype_of
+        self.progress = progress
+
+    @cached_property
+    def staging(self) -> torch.Tensor:
+        # pinned, because a copy to the device from ordinary memory goes through a pinned one anyway
+        return torch.empty(WINDOW, dtype=torch.uint8, device="cpu", pin_memory=self.device.type == "cuda")
+
+    def read(self, descriptor: int, entry: TensorEntry, wanted: Wanted) -> torch.Tensor:
+        """One local tensor, read window by window, straight into its own memory where that can be."""
+        itemsize = DTYPES[entry.dtype].itemsize
+        stored = getattr(torch, DTYPES[entry.dtype].name)
+        dim, ranges = wanted or (0, [(0, entry.shape[0] if entry.shape else 1)])
+        shape = local_shape(entry.shape, dim, ranges)
+        tensor = torch.empty(shape, dtype=self.dtype_of(entry.name, stored), device=self.device)
+        straight = tensor.dtype == stored and self.device.type == "cpu"
+        if self.device.type == "cpu":
+            _ask_for_huge_pages(tensor)
+        target = tensor.flatten()
+        bytes_of_target = _bytes_of(target if straight else self.staging)
+        done = 0
+        segments = byte_ranges(entry.shape, itemsize, dim, ranges)
+        for window in _read_ahead(descriptor, entry, windows(segments, WINDOW)):
+            nbytes = sum(length for _, length in window)
+            _fill(bytes_of_target[done if straight else 0 :], descriptor, entry, window)
+            if not straight:
+                elements = self.staging[:nbytes].view(stored)
+                target[done // itemsize :][: len(elements)].copy_(elements)
+            done += nbytes
+            self.progress(nbytes)
+        return tensor
+
+
+def _fill(view: memoryview, descriptor: int, entry: TensorEntry, window: Sequence[Segment]) -> None:
+    """Read the segments of a window one after another into `view`."""
+    # One read per segment: a row-wise slice has many small ones, but a call costs 1 us and reading
+    # through the gaps instead would read twice to eight times as much.
+    preadv, at = os.preadv, 0
+    try:
+        for offset, nbytes in window:
+            end, place = at + nbytes, entry.offset + offset
+            while at < end:
+                found = preadv(descriptor, (view[at:end],), place)
+                if not found:
+                    raise _unreadable(
+                        entry, f"the file ends at byte {place}: it was cut after its header was read"
+                    )
+                at, place = at + found, place + found
+    except OSError as error:
+        raise _unreadable(entry, str(error.strerror)) from error
+
+
+def _read_ahead(
+    descriptor: int, entry: TensorEntry, groups: Iterator[list[Segment]]
+) -> Iterator[list[Segment]]:
+    """Pass the windows on, one behind; the kernel is asked to fetch those of many small segments.
+
+    It takes them for random reads and would fetch each when asked: from a cold disk 512 MiB in
+    segments of 4 KiB took 8 s so and 0.8 s with the hint.
+    """
+    behind: list[Segment] | None = None
+    for window in groups:
+        if len(window) > WINDOW // SMALL_SEGMENT and hasattr(os, "posix_fadvise"):
+            first, last = entry.offset + window[0][0], entry.offset + sum(window[-1])
+            for at in range(first, last, READ_AHEAD):
+                os.posix_fadvise(descriptor, at, READ_AHEAD, os.POSIX_FADV_WILLNEED)
+        if behind:
+            yield behind
+        behind = window
+    if behind:
+        yield behind
+
+
+def _bytes_of(flat: torch.Tensor) -> memoryview:
+    return flat.view(torch.uint8).numpy().data
+
+
+def _ask_for_huge_pages(tensor: torch.Tensor) -> None:
+    """Most of a warm read is the page faults of fresh memory; with 2 MiB pages it takes 0.6 of the time.
+
+    Only a wish: nothing is changed where the kernel has no such pages or always uses them.
+    """
+    if tensor.nbytes < HUGE_PAGES_FROM or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    madvise = ctypes.CDLL(None).madvise
+    madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_HUGEPAGE)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise CheckpointError(
+            Problem("checkpoint-file", f"{path} cannot be read: {error.strerror}", "check the path")
+        ) from error
+
+
+def _unreadable(entry: TensorEntry, why: str) -> CheckpointError:
+    what = f"tensor {entry.name} cannot be read from {entry.file}: {why}"
+    return CheckpointError(
+        Problem("checkpoint-read", what, "see that the disk is well and the file is whole")
+    )
