@@ -28,8 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from armillary.engine.abilities import Abilities as Abilities
-from armillary.engine.abilities import abilities as abilities
+from armillary.engine.abilities import Abilities as Abilities, abilities as abilities
 from armillary.engine.modes import INPUTS, Defaults, Mode, defaults
 from armillary.engine.rules import problems_of, shortest, show
 from armillary.errors import Problem, RequestError, list_choices
@@ -55,7 +54,7 @@ def _no_blank(value: object) -> object:
 
 def _pair(value: object) -> object:
     """ "400,1000", as the command line and form fields write the interval."""
-    return value.split(",") if isinstance(value, str) and value != "none" else value
+    return value.split(",") if isinstance(value, str) and value.count(",") == 1 else value
 
 
 def _encodable(value: str) -> str:
@@ -148,7 +147,7 @@ def _form_problems(error: ValidationError) -> Iterator[Problem]:
     first = {detail["loc"][:1]: detail for detail in reversed(error.errors(include_url=False))}
     for loc, detail in reversed(first.items()):
         field = str(loc[0]) if loc else "the request"
-        if detail["type"] == "missing":
+        if detail["type"] == "missing" and len(detail["loc"]) == 1:
             yield Problem("field-missing", f"{field} is missing", f"give {_FORMS[field]}")
         elif detail["type"] == "extra_forbidden":
             yield Problem("field-unknown", f"unknown field {show(field)}", _nearest_field(field))

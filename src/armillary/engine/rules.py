@@ -164,13 +164,13 @@ def _near_frames(frames: int, step: int) -> list[int]:
 def _numbers(asked: GenerationRequest, filled: CompleteRequest, abilities: Abilities) -> Iterator[Problem]:
     published = defaults(filled.mode, abilities)
     for field, (lowest, highest) in _BOUNDS.items():
-        value = getattr(asked, field)
-        # Written so that NaN, which compares false, is refused too.
-        if value is not None and not lowest <= value <= highest:
+        value, usual = getattr(asked, field), getattr(published, field)
+        # Written so that NaN, which compares false, is refused too. Without a usual value the field is fixed.
+        if value is not None and usual is not None and not lowest <= value <= highest:
             yield Problem(
                 f"{field.replace('_', '-')}-range",
                 f"{field} must be between {lowest} and {highest}, not {show(value)}",
-                f"the published value is {getattr(published, field):g}",
+                f"the published value is {usual:g}",
             )
     if not 0 <= filled.seed < 2**63:
         yield Problem(
