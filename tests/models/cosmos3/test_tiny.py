@@ -112,9 +112,7 @@ def test_every_bias_and_norm_is_far_from_its_neutral_value(tmp_path: Path) -> No
     tensors = load_file(write_tiny(tmp_path / "tiny", VARIANTS["silu-bias"]) / WEIGHTS)
     biases = [t for name, t in tensors.items() if name.endswith(("bias", "bias.weight", "modality_embed"))]
     norms = [t for name, t in tensors.items() if "norm" in name]
-    assert (
-        len(biases) == 8 * 4 + 10
-    )  # attention of four layers; in, out and time, sound, action with their embeddings
+    assert len(biases) == 8 * 4 + 10  # four layers' attention; patches, time, sound and action
     assert all(bias.std() > 0.3 for bias in biases)
     assert all((norm - 1).std() > 0.1 for norm in norms)
 
