@@ -10,22 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from armillary.engine.generate import (
+        GenerationResult as GenerationResult,
+        generate as generate,
+    )
+    from armillary.engine.request import (
+        GenerationRequest as GenerationRequest,
+    )
     from armillary.errors import (
         ArmillaryError as ArmillaryError,
-    )
-    from armillary.errors import (
         CheckpointError as CheckpointError,
-    )
-    from armillary.errors import (
         EngineError as EngineError,
-    )
-    from armillary.errors import (
         LayoutError as LayoutError,
-    )
-    from armillary.errors import (
         PlanError as PlanError,
-    )
-    from armillary.errors import (
         RequestError as RequestError,
     )
     from armillary.layout import (
@@ -33,14 +30,12 @@ if TYPE_CHECKING:
     )
     from armillary.models.registry import (
         plan_for as plan_for,
-    )
-    from armillary.models.registry import (
         resolve as resolve,
     )
     from armillary.parallel.load import (
         load as load,
     )
-    from armillary.parallel.load import (
+    from armillary.parallel.parallelize import (
         parallelize as parallelize,
     )
     from armillary.parallel.save import (
@@ -57,20 +52,10 @@ if TYPE_CHECKING:
     )
     from armillary.plan.styles import (
         Colwise as Colwise,
-    )
-    from armillary.plan.styles import (
         Optional as Optional,
-    )
-    from armillary.plan.styles import (
         PackedColwise as PackedColwise,
-    )
-    from armillary.plan.styles import (
         PackedRowwise as PackedRowwise,
-    )
-    from armillary.plan.styles import (
         Rowwise as Rowwise,
-    )
-    from armillary.plan.styles import (
         VocabSplit as VocabSplit,
     )
 
@@ -79,6 +64,8 @@ _HOME = {
     "CheckpointError": "armillary.errors",
     "Colwise": "armillary.plan.styles",
     "EngineError": "armillary.errors",
+    "GenerationRequest": "armillary.engine.request",
+    "GenerationResult": "armillary.engine.generate",
     "Layout": "armillary.layout",
     "LayoutError": "armillary.errors",
     "Optional": "armillary.plan.styles",
@@ -91,8 +78,9 @@ _HOME = {
     "Rowwise": "armillary.plan.styles",
     "Skeleton": "armillary.plan.skeleton",
     "VocabSplit": "armillary.plan.styles",
+    "generate": "armillary.engine.generate",
     "load": "armillary.parallel.load",
-    "parallelize": "armillary.parallel.load",
+    "parallelize": "armillary.parallel.parallelize",
     "plan_for": "armillary.models.registry",
     "resolve": "armillary.models.registry",
     "save": "armillary.parallel.save",

@@ -1,16 +1,17 @@
 """What can go wrong, as one tree, and the `Problem` that every message is made of.
 
-    ArmillaryError
-    ├── PlanError         a plan that does not describe the model            exit code 2
-    ├── LayoutError       degrees the model or the machine cannot do         exit code 2
-    ├── CheckpointError   a folder that is not what its config says it is    exit code 2
-    ├── RequestError      a generation that cannot be done as asked          exit code 2
-    └── EngineError       a rank raised, died or stalled                     exit code 4
+ArmillaryError
+├── PlanError         a plan that does not describe the model            exit code 2
+├── LayoutError       degrees the model or the machine cannot do         exit code 2
+├── CheckpointError   a folder that is not what its config says it is    exit code 2
+├── RequestError      a generation that cannot be done as asked          exit code 2
+└── EngineError       a rank raised, died or stalled                     exit code 4
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -73,3 +74,45 @@ def list_choices(choices: Sequence[object]) -> str:
     """ "1, 2, 4 or 8": the words with which a fix names the legal values."""
     words = [str(choice) for choice in choices]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}" if words else "none"
+
+
+class Refusals:
+    """Gathers the problems of several checks, so that all are told at once.
+
+    refusals = Refusals()
+    with refusals.collect():
+        layout_check()
+    with refusals.collect():
+        plan_check()
+    refusals.raise_if_any()
+    """
+
+    def __init__(self) -> None:
+        self._problems: list[Problem] = []
+        self._kinds: dict[type[ArmillaryError], None] = {}
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep the problems of an `ArmillaryError` raised inside, instead of letting it out."""
+        try:
+            yield
+        except EngineError:
+            raise
+        except ArmillaryError as error:
+            self.add(type(error), error.problems)
+
+    def add(self, kind: type[ArmillaryError], problems: Iterable[Problem]) -> None:
+        """Keep problems that were found without raising."""
+        found = list(problems)
+        if found:
+            self._problems.extend(found)
+            self._kinds[kind] = None
+
+    def __bool__(self) -> bool:
+        return bool(self._problems)
+
+    def raise_if_any(self) -> None:
+        """Raise what was kept: as its own class where there is only one, else as `ArmillaryError`."""
+        if self._problems:
+            kind = next(iter(self._kinds)) if len(self._kinds) == 1 else ArmillaryError
+            raise kind(self._problems)

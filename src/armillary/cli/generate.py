@@ -41,7 +41,7 @@ def generate(
         partial(seconds_of, "--init-timeout", init_timeout),
     )
 
-    from armillary.engine.pipeline import generate as run
+    from armillary.engine.generate import generate as run
 
     started = time.monotonic()
     result = run(

@@ -125,9 +125,23 @@ def resolve(
     skeleton = (
         model_or_skeleton if isinstance(model_or_skeleton, Skeleton) else skeleton_of(model_or_skeleton)
     )
-    if plan is None:
+    return resolve_plan(
+        skeleton, _chosen_plan(model_or_skeleton, skeleton, layout, plan).merge(overrides), layout
+    )
+
+
+def _chosen_plan(
+    model_or_skeleton: object,
+    skeleton: Skeleton,
+    layout: Layout,
+    plan: ParallelPlan | Mapping[str, object] | None,
+) -> ParallelPlan:
+    if plan is not None:
+        return plan if isinstance(plan, ParallelPlan) else ParallelPlan(plan)
+    try:
         plan = plan_for(skeleton.model_class if skeleton is model_or_skeleton else model_or_skeleton)
-        plan = plan.merge(skeleton.config.get("parallel_plan"), source="config.json")
-    elif not isinstance(plan, ParallelPlan):
-        plan = ParallelPlan(plan)
-    return resolve_plan(skeleton, plan.merge(overrides), layout)
+    except PlanError:
+        if layout.tp > 1:
+            raise
+        plan = ParallelPlan({})  # one rank splits nothing, so a class without a plan is no obstacle
+    return plan.merge(skeleton.config.get("parallel_plan"), source="config.json")

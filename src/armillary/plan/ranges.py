@@ -40,6 +40,11 @@ class Segment:
         start = rank * each + min(rank, left_over)
         return start, start + each + (rank < left_over)
 
+    def count(self, tp: int) -> int:
+        """Units of the first rank; no rank has more."""
+        start, stop = self.run(0, tp)
+        return stop - start
+
 
 @dataclass(frozen=True)
 class Shard:

@@ -23,7 +23,7 @@ from armillary.plan.explain import (
 )
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.ranges import Segment, Shard, cut
-from armillary.plan.segments import Cut, segments_of_all
+from armillary.plan.segments import Cut, head_segment, segments_of_all
 from armillary.plan.skeleton import HeadGroup, Skeleton
 from armillary.plan.styles import Optional, Style
 
@@ -37,6 +37,13 @@ class LocalHeads:
     local_query: int
     local_key_value: int
     head_dim: int
+    counts: Mapping[str, str]
+    """Attribute of the module that holds a count -> what it counts; see `HeadGroup.counts`."""
+
+    def local(self, count: str) -> int:
+        """The local value of a count: "query", "key_value" or "queries_per_key_value"."""
+        values = {"query": self.local_query, "key_value": self.local_key_value}
+        return values.get(count, self.local_query // self.local_key_value)
 
 
 @dataclass(frozen=True)
@@ -239,8 +246,9 @@ def _local_heads(
         heads[path] = LocalHeads(
             full_query=group.query_heads,
             full_key_value=group.key_value_heads,
-            local_query=group.query_heads // degree,
-            local_key_value=max(1, group.key_value_heads // degree),
+            local_query=head_segment(group, "query").count(degree),
+            local_key_value=head_segment(group, "key_value").count(degree),
             head_dim=group.head_dim,
+            counts=group.counts,
         )
     return heads

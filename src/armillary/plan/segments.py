@@ -44,7 +44,7 @@ def _split_dim(path: str, leaf: str, parameter: Parameter, style: Style) -> int 
                 "style-fits",
                 f"{style_name(style)} cannot split {path}.{leaf}, a parameter of {_a(parameter.kind)} module "
                 f"of shape {list(parameter.shape)}",
-                f"{style_name(style)} splits the {list_choices(list(style.dims))} of {list_choices(style.kinds)} modules",
+                f"it splits {list_choices(list(style.dims))} of {list_choices(style.kinds)} modules",
             )
         )
     return style.dims[leaf]
@@ -64,7 +64,9 @@ def _segments(
     if isinstance(style, PackedColwise | PackedRowwise):
         blocks = _block_sizes(path, size, style.blocks or skeleton.blocks.get(path))
         per_block = roles if roles and len(roles) == len(blocks) else (None,) * len(blocks)
-        return tuple(_segment(block, role, group) for block, role in zip(blocks, per_block, strict=True))
+        return tuple(
+            _segment(path, block, role, group) for block, role in zip(blocks, per_block, strict=True)
+        )
     if roles and len(roles) > 1:
         raise PlanError(
             Problem(
@@ -74,16 +76,29 @@ def _segments(
             )
         )
     if roles and roles[0]:
-        return (_segment(size, roles[0], group),)
+        return (_segment(path, size, roles[0], group),)
     uneven = isinstance(style, VocabSplit) or (isinstance(style, Colwise) and style.gather)
     return (Segment(units=size, uneven=uneven),)
 
 
-def _segment(size: int, role: Role | None, group: HeadGroup | None) -> Segment:
+def head_segment(group: HeadGroup, role: Role) -> Segment:
+    """The heads of a role as one segment; K/V heads may go to several ranks."""
+    return Segment(units=group.heads(role), unit=group.head_dim, copies=role == "key_value")
+
+
+def _segment(path: str, size: int, role: Role | None, group: HeadGroup | None) -> Segment:
     if role is None or group is None:
         return Segment(units=size)
-    heads = group.heads(role)
-    return Segment(units=heads, unit=size // heads, copies=role == "key_value")
+    segment = head_segment(group, role)
+    if size != segment.units * segment.unit:
+        raise PlanError(
+            Problem(
+                "head-width",
+                f"{path} has {size} features, not {segment.units} heads of {segment.unit}",
+                "the config's head counts and the weights must agree",
+            )
+        )
+    return segment
 
 
 def _block_sizes(path: str, size: int, blocks: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -1,0 +1,99 @@
+"""A generation on one rank: the stock modular pipeline with this rank's part of the transformer in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from armillary.engine.guidance import own_denoiser
+from armillary.engine.media import Media, read_image, read_video
+from armillary.engine.request import CompleteRequest
+from armillary.errors import CheckpointError, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build_pipeline(folder: Path, request: CompleteRequest, transformer: Any, dtype: torch.dtype) -> Any:
+    """The pipeline of a checkpoint folder around `transformer`, on its device, ready for `request`.
+
+    What the request does not need (the sound tokenizer) is not loaded.
+
+    Raises `CheckpointError` when a component cannot be loaded.
+    """
+    from diffusers import ModularPipeline
+
+    pipeline = ModularPipeline.from_pretrained(str(folder))
+    unused = {"transformer"} | (set() if request.sound else {"sound_tokenizer"})
+    names = [name for name in pipeline.pretrained_component_names if name not in unused]
+    pipeline.load_components(names=names, dtype=dtype)
+    if missing := [name for name in names if getattr(pipeline, name, None) is None]:
+        raise CheckpointError(
+            Problem(
+                "component",
+                f"{folder}: {', '.join(missing)} cannot be loaded",
+                "the log above says why; download the folder again or mend its modular_model_index.json",
+            )
+        )
+    if request.flow_shift is not None:
+        scheduler = type(pipeline.scheduler).from_config(
+            pipeline.scheduler.config, flow_shift=request.flow_shift
+        )
+        pipeline.update_components(scheduler=scheduler)
+    pipeline.update_components(transformer=transformer)
+    pipeline.to(next(transformer.parameters()).device)
+    pipeline.disable_safety_checker()
+    return pipeline
+
+
+def run_pipeline(
+    pipeline: Any, request: CompleteRequest, *, decode: bool, on_step: Callable[[int], None]
+) -> tuple[Media | None, torch.Tensor]:
+    """Run one generation. Returns what was made (None unless `decode`) and the final vision latents.
+
+    The noise comes from a generator of its own, seeded on the CPU: the same on every rank, for every
+    number of ranks, and without touching the caller's random state.
+    """
+    import torch
+
+    with own_denoiser(pipeline, request.guidance_interval, on_step):
+        state = pipeline(
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt,
+            width=request.width,
+            height=request.height,
+            num_frames=request.num_frames,
+            fps=request.fps,
+            num_inference_steps=request.num_inference_steps,
+            guidance_scale=request.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(request.seed),
+            output_type="pil" if decode else "latent",
+            **_conditions(request),
+        )
+    latents = state.get("latents")
+    return (_media(state, request) if decode else None), latents
+
+
+def _conditions(request: CompleteRequest) -> Mapping[str, Any]:
+    conditions: dict[str, Any] = {}
+    if request.image is not None:
+        conditions["image"] = read_image(request.image)
+    if request.video is not None:
+        conditions["video"] = read_video(request.video, max_frames=request.num_frames)
+    if request.sound:
+        conditions["enable_sound"] = True
+    return conditions
+
+
+def _media(state: Any, request: CompleteRequest) -> Media:
+    import numpy as np
+
+    sound = state.get("sound")
+    return Media(
+        frames=np.stack([np.asarray(frame) for frame in state.get("videos")]),
+        latents=state.get("latents").float().cpu().numpy(),
+        fps=request.fps,
+        sound=None if sound is None else sound.float().cpu().numpy(),
+        sampling_rate=state.get("sampling_rate"),
+    )

@@ -1,0 +1,109 @@
+"""Every collective of the library. A `Group` is one axis of the mesh as one rank sees it.
+
+Shapes and dtypes are the same on all ranks by construction in the hot path; what could differ (weights
+made elsewhere, inputs, seeds) is compared with `agree` first, so that a difference is an error that
+names it and never a hang or corrupt data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from armillary.engine.heartbeat import Heartbeat, current_heartbeat
+from armillary.errors import EngineError, Problem
+
+
+@dataclass(frozen=True)
+class Group:
+    """One axis of the mesh: its degree, this rank's place on it and the process group behind it.
+
+    A group of one needs no process group, and its collectives return at once.
+    """
+
+    axis: str
+    size: int = 1
+    rank: int = 0
+    process_group: dist.ProcessGroup | None = None
+    heartbeat: Heartbeat = field(default_factory=current_heartbeat, repr=False, compare=False)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum `tensor` over the group, in place; every rank gets the same bits."""
+        if self.size > 1:
+            with self.heartbeat.waiting():
+                dist.all_reduce(tensor, group=self.process_group)
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
+        """Join the ranks' tensors along `dim`, where rank r has `sizes[r]`; sizes may differ.
+
+        Ranks send `max(sizes)` each, since gloo gathers equal shapes only; the padding is cut off.
+        """
+        if self.size == 1:
+            return tensor
+        sent = tensor.movedim(dim, 0).contiguous()
+        if sent.shape[0] < max(sizes):
+            sent = torch.cat([sent, sent.new_zeros(max(sizes) - sent.shape[0], *sent.shape[1:])])
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        with self.heartbeat.waiting():
+            dist.all_gather(received, sent, group=self.process_group)
+        parts = [part[:size] for part, size in zip(received, sizes, strict=True)]
+        return torch.cat(parts).movedim(0, dim)
+
+    def collect(self, tensor: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
+        """Bring every rank's tensor to the first rank, where rank r has shape `shapes[r]`.
+
+        Returns the tensors in rank order on the first rank, None on the others.
+        """
+        if self.size == 1:
+            return [tensor]
+        ranks = dist.get_process_group_ranks(self.process_group)
+        with self.heartbeat.waiting():
+            if self.rank > 0:
+                dist.send(tensor.contiguous(), dst=ranks[0], group=self.process_group)
+                return None
+            collected = [tensor]
+            for peer in range(1, self.size):
+                part = torch.empty(tuple(shapes[peer]), dtype=tensor.dtype, device=tensor.device)
+                dist.recv(part, src=ranks[peer], group=self.process_group)
+                collected.append(part)
+        return collected
+
+    def barrier(self) -> None:
+        """Wait until every rank of the group is here."""
+        if self.size > 1:
+            with self.heartbeat.waiting():
+                dist.barrier(group=self.process_group)
+
+    def share(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in rank order, on every rank; any object that pickles, of any size."""
+        if self.size == 1:
+            return [value]
+        everyone: list[Any] = [None] * self.size
+        with self.heartbeat.waiting():
+            dist.all_gather_object(everyone, value, group=self.process_group)
+        return everyone
+
+    def agree(self, what: str, facts: Mapping[str, object]) -> None:
+        """Raise `EngineError` on every rank unless all ranks hold equal `facts`; the first few are named."""
+        everyone = self.share(dict(facts))
+        keys = dict.fromkeys(key for one in everyone for key in one)
+        differing = {
+            key: values
+            for key in keys
+            if len(set(map(repr, values := [one.get(key) for one in everyone]))) > 1
+        }
+        if differing:
+            shown = "; ".join(f"{key} is {held}" for key, held in list(differing.items())[:3])
+            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+            raise EngineError(
+                Problem(
+                    "ranks-agree",
+                    f"the {self.size} ranks of axis {self.axis} differ in {what}: {shown}{more}",
+                    "give every rank the same",
+                )
+            )

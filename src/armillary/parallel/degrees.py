@@ -1,0 +1,50 @@
+"""What is taken where a layout is asked for: a `Layout`, or diffusers' own parallel configs."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from armillary.errors import LayoutError, Problem
+from armillary.layout import Layout
+
+LayoutLike: TypeAlias = Any
+"""A `Layout`, or a diffusers `TensorParallelConfig`, `ContextParallelConfig` or `ParallelConfig`."""
+
+
+def as_layout(value: LayoutLike) -> Layout:
+    """The `Layout` that `value` means; diffusers' configs are recognised by their class names.
+
+    Raises `LayoutError` for anything else.
+    """
+    if isinstance(value, Layout):
+        return value
+    name = type(value).__name__
+    if name == "TensorParallelConfig":
+        return Layout(tp=value.mesh.size() if value.mesh is not None else value.tp_degree)
+    if name == "ContextParallelConfig":
+        return Layout(ring=value.ring_degree or 1, ulysses=value.ulysses_degree or 1)
+    if name == "ParallelConfig":
+        parts = [value.context_parallel_config, value.tensor_parallel_config]
+        layouts = [as_layout(part) for part in parts if part is not None]
+        return Layout(**{axis: max([1, *(part.degrees[axis] for part in layouts)]) for axis in Layout.AXES})
+    raise LayoutError(
+        Problem(
+            "layout-type",
+            f"{value!r} is not a layout",
+            "pass armillary.Layout(tp=...) or a diffusers TensorParallelConfig",
+        )
+    )
+
+
+def require_built(layout: Layout) -> None:
+    """Refuse the axes that this version of the library cannot run yet."""
+    missing = [axis for axis in ("ring", "gather", "ulysses") if layout.degrees[axis] > 1]
+    if missing:
+        raise LayoutError(
+            Problem(
+                "axis-built",
+                f"{axis}={layout.degrees[axis]}: context parallelism over {axis!r} is not in this version",
+                "use tp",
+            )
+            for axis in missing
+        )

@@ -1,0 +1,155 @@
+"""`armillary.load`: from a checkpoint to this rank's part of the model, reading nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from armillary.checkpoint.index import CheckpointIndex, read_index
+from armillary.checkpoint.locate import locate
+from armillary.checkpoint.stream import read_tensors
+from armillary.errors import CheckpointError, Problem, Refusals, list_choices
+from armillary.layout import Layout
+from armillary.models.described import as_loaded, class_named_in, hold_against
+from armillary.models.registry import known_classes, resolve, skeleton_of
+from armillary.parallel.degrees import LayoutLike, as_layout, require_built
+from armillary.parallel.mesh import Mesh, build_mesh
+from armillary.parallel.tensor import install, place
+from armillary.plan.plan import ParallelPlan
+from armillary.plan.resolve import ResolvedPlan
+from armillary.progress import progress_bar
+
+
+def load(
+    checkpoint: str | Path,
+    *,
+    subfolder: str | None = None,
+    layout: LayoutLike = Layout(),
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    plan: ParallelPlan | Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    mesh: Mesh | None = None,
+    progress: bool = True,
+) -> nn.Module:
+    """The model of `checkpoint`, in evaluation mode, with this rank's shards and nothing more.
+
+    Every rank reads its own ranges from the safetensors files, straight into tensors that own their
+    storage; peak private memory is the shards plus a small staging buffer. What comes back is the
+    library's ordinary class.
+
+    Args:
+        checkpoint: a local folder or a hub id.
+        subfolder: the model's folder inside it, e.g. "transformer".
+        layout: the degrees, as a `Layout` or one of diffusers' parallel configs.
+        dtype: of floating-point parameters; modules that the class keeps in float32 stay float32.
+            None keeps each tensor's stored dtype.
+        device: where the shards go; by default the rank's own device where ranks are used, else the CPU.
+        plan: replaces the registered plan; `overrides` are merged into it key by key.
+        mesh: ranks to use instead of the first `layout.world_size` (see `build_mesh`).
+        progress: show a progress bar on the first rank (only on a terminal).
+
+    Raises:
+        CheckpointError: the folder does not hold the model its config names.
+        PlanError, LayoutError: the plan does not fit the model, or the layout the plan or the ranks.
+    """
+    degrees = as_layout(layout)
+    folder = locate(checkpoint, subfolder)
+    index = read_index(folder)
+    model = build_on_meta(index)
+    resolved = _resolve_all(model, index, degrees, dtype, plan, overrides)
+    mesh = mesh or build_mesh(degrees)
+    _fill(model, index, resolved, mesh, torch.device(device or mesh.device()), progress)
+    install(model, resolved, mesh)
+    return model.eval()
+
+
+def build_on_meta(index: CheckpointIndex) -> nn.Module:
+    """The model of a checkpoint's config: parameters on meta, non-persistent buffers as always.
+
+    Buffers such as the rotary `inv_freq` are in no checkpoint and are computed by the constructor, so
+    only parameters are built on meta.
+    """
+    from accelerate import init_empty_weights
+
+    cls = find_class(class_named_in(index.config, index.folder), index.folder)
+    with init_empty_weights(include_buffers=False):
+        model: nn.Module = cls.from_config(dict(index.config))
+    return model
+
+
+def find_class(name: str, folder: Path) -> Any:
+    """The diffusers class called `name`.
+
+    Raises `CheckpointError` naming the registered classes when diffusers has none.
+    """
+    import diffusers
+
+    found = getattr(diffusers, name, None)
+    if found is None or not issubclass(found, nn.Module):
+        raise CheckpointError(
+            Problem(
+                "unknown-class",
+                f"{folder}: diffusers has no model class {name}",
+                f"Armillary has plans for: {list_choices(known_classes())}",
+            )
+        )
+    return found
+
+
+def _resolve_all(
+    model: nn.Module,
+    index: CheckpointIndex,
+    layout: Layout,
+    dtype: torch.dtype | None,
+    plan: ParallelPlan | Mapping[str, object] | None,
+    overrides: Mapping[str, object] | None,
+) -> ResolvedPlan:
+    """Everything that can be refused is refused here, at once, before a tensor is allocated."""
+    skeleton = skeleton_of(model)
+    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    name = str(dtype).removeprefix("torch.") if dtype is not None else None
+    refusals = Refusals()
+    with refusals.collect():
+        hold_against(index, skeleton)
+        skeleton = as_loaded(skeleton, index, name, kept)
+    with refusals.collect():
+        require_built(layout)
+    resolved = None
+    with refusals.collect():
+        resolved = resolve(skeleton, layout, plan=plan, overrides=overrides)
+    refusals.raise_if_any()
+    assert resolved is not None, "resolve neither raised nor returned"
+    return resolved
+
+
+def _fill(
+    model: nn.Module,
+    index: CheckpointIndex,
+    resolved: ResolvedPlan,
+    mesh: Mesh,
+    device: torch.device,
+    progress: bool,
+) -> None:
+    """Read this rank's ranges of every tensor and put them in place; nothing stays on meta."""
+    tp_rank, shards, parameters = mesh.tp.rank, resolved.shards, resolved.skeleton.parameters
+    wanted = {name: (s.dim, s.ranges(tp_rank)) if (s := shards.get(name)) else None for name in parameters}
+    with progress_bar(
+        "Reading weights", resolved.bytes_on(tp_rank), unit="bytes", shown=progress and mesh.is_first
+    ) as advance:
+        for name, tensor in read_tensors(
+            index,
+            wanted,
+            dtype_of=lambda name, _: getattr(torch, parameters[name].dtype),
+            device=device,
+            progress=advance,
+        ):
+            place(model, name, tensor)
+    for name, buffer in model.named_buffers():
+        place(model, name, buffer.to(device))
+    left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
+    assert not left, f"the checkpoint was compared with the model, and yet {left} had no values"

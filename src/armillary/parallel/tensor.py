@@ -1,0 +1,126 @@
+"""Tensor parallelism on plain local tensors: shards in the same modules, a reduce where halves meet.
+
+The modules stay the library's own `nn.Linear` and `nn.Embedding` instances. A column-split layer runs
+its stock forward on fewer outputs; only the layers whose output must be joined get a forward of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from armillary.parallel.collectives import Group
+from armillary.parallel.mesh import Mesh
+from armillary.plan.ranges import Range, Shard
+from armillary.plan.resolve import LocalHeads, ResolvedPlan
+from armillary.plan.styles import Colwise, PackedRowwise, Rowwise, Style, VocabSplit
+
+_MARK = "_armillary_sharding"
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What was done to a model: the resolved plan and the mesh it was put on."""
+
+    resolved: ResolvedPlan
+    mesh: Mesh
+
+
+def sharding_of(model: nn.Module) -> Sharding | None:
+    """How a model was sharded by Armillary, None for an ordinary one."""
+    return getattr(model, _MARK, None)
+
+
+def take_ranges(tensor: torch.Tensor, dim: int, ranges: Sequence[Range]) -> torch.Tensor:
+    """The ranges of `tensor` along `dim`, one after another, in storage of their own."""
+    parts = [tensor.narrow(dim, start, stop - start) for start, stop in ranges]
+    # clone, not a view: a slice of the whole would keep the whole alive
+    return parts[0].clone(memory_format=torch.contiguous_format) if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def place(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Make `tensor` the parameter or buffer `name` of `model`."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    if leaf in owner._buffers:
+        owner._buffers[leaf] = tensor
+        return
+    requires_grad = tensor.is_floating_point() and owner._parameters[leaf] is not None
+    owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=requires_grad)
+
+
+def install(model: nn.Module, resolved: ResolvedPlan, mesh: Mesh) -> None:
+    """Make a model whose parameters are already this rank's shards compute what the whole one does."""
+    for path, style in resolved.styles.items():
+        module = model.get_submodule(path)
+        shard = resolved.shards.get(f"{path}.weight")
+        if shard is not None:
+            _note_sizes(module, shard, mesh.tp.rank)
+            if forward := _joining_forward(module, style, shard, mesh.tp):
+                module.forward = forward
+    for path, heads in resolved.heads.items():
+        _set_local_heads(model.get_submodule(path), heads)
+    if resolved.shards:
+        # the reduces are not differentiable, so a backward pass fails cleanly instead of being wrong
+        model.requires_grad_(False)
+    setattr(model, _MARK, Sharding(resolved, mesh))
+
+
+def _joining_forward(module: nn.Module, style: Style, shard: Shard, tp: Group) -> Callable[..., Any] | None:
+    """The forward of a module whose output the ranks must join, None where the stock one is right."""
+    if isinstance(module, nn.Embedding) and isinstance(style, VocabSplit):
+        (rows,) = shard.ranges(tp.rank) or ((0, 0),)
+        return partial(_look_up_own_rows, module, tp, rows)
+    if isinstance(module, nn.Linear) and isinstance(style, Rowwise | PackedRowwise):
+        return partial(_reduce_output, module, tp)
+    if isinstance(module, nn.Linear) and isinstance(style, Colwise) and style.gather:
+        sizes = [shard.local_size(rank) for rank in range(tp.size)]
+        return partial(_gather_output, module, tp, sizes)
+    return None
+
+
+def _reduce_output(linear: nn.Linear, tp: Group, x: torch.Tensor) -> torch.Tensor:
+    out = tp.all_reduce(F.linear(x, linear.weight))
+    # after the reduce: inside F.linear every rank would add it once
+    return out if linear.bias is None else out.add_(linear.bias)
+
+
+def _look_up_own_rows(embedding: nn.Embedding, tp: Group, rows: Range, ids: torch.Tensor) -> torch.Tensor:
+    start, stop = rows
+    if start == stop:  # more ranks than rows
+        return tp.all_reduce(embedding.weight.new_zeros(*ids.shape, embedding.weight.shape[1]))
+    elsewhere = (ids < start) | (ids >= stop)
+    out = F.embedding((ids - start).masked_fill(elsewhere, 0), embedding.weight)
+    return tp.all_reduce(out.masked_fill_(elsewhere.unsqueeze(-1), 0))
+
+
+def _gather_output(linear: nn.Linear, tp: Group, sizes: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    return tp.all_gather(F.linear(x, linear.weight, linear.bias), sizes, dim=-1)
+
+
+def _note_sizes(module: nn.Module, shard: Shard, tp_rank: int) -> None:
+    """Local sizes where torch keeps them, the full ones readable beside them."""
+    sizes = (
+        ("num_embeddings", "embedding_dim")
+        if isinstance(module, nn.Embedding)
+        else ("out_features", "in_features")
+    )
+    _set_beside(module, sizes[shard.dim], shard.local_size(tp_rank))
+
+
+def _set_local_heads(attention: nn.Module, heads: LocalHeads) -> None:
+    """Local head counts on the attention module, so that its stock processor reshapes rightly."""
+    for attribute, count in heads.counts.items():
+        _set_beside(attention, attribute, heads.local(count))
+
+
+def _set_beside(module: nn.Module, attribute: str, local: int) -> None:
+    full = getattr(module, attribute)
+    setattr(module, f"full_{attribute}", full)
+    setattr(module, attribute, local)
