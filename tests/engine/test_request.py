@@ -36,8 +36,9 @@ def test_a_prompt_is_all_that_is_needed() -> None:
 
 
 def test_direct_construction_raises_our_error_with_every_problem() -> None:
+    fields: dict[str, Any] = {"prompt": " ", "num_frames": "x", "seed": 1.5, "sound": "maybe"}
     with pytest.raises(RequestError) as caught:
-        GenerationRequest.parse({"prompt": " ", "num_frames": "x", "seed": 1.5, "sound": "maybe"})
+        GenerationRequest(**fields)
     assert [problem.message for problem in caught.value.problems] == [
         "prompt must be text of 1 to 32000 characters, not ' '",
         "num_frames must be a whole number, not 'x'",
