@@ -9,8 +9,8 @@ import json
 import signal
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,12 @@ from armillary import errors
 from armillary.engine.heartbeat import Pulse
 from armillary.errors import ArmillaryError, EngineError, Problem
 
-_TAIL_LINES = 20
-
 
 class RankError(EngineError):
     """A rank raised, died or stalled. `rank` is the one that did it first."""
 
-    def __init__(self, problem: Problem, rank: int, traceback: str = "") -> None:
-        super().__init__(problem)
+    def __init__(self, problems: Problem | Iterable[Problem], rank: int, traceback: str = "") -> None:
+        super().__init__(problems)
         self.rank = rank
         self.traceback = traceback
         """The rank's own traceback (for a stall: where it stands) and the last lines it wrote, or ""."""
@@ -44,6 +42,10 @@ class RaisedError:
     summary: str
     problems: tuple[Problem, ...]
     traceback: str
+
+    @property
+    def is_users_mistake(self) -> bool:
+        return self.kind not in ("", EngineError.__name__)
 
     @classmethod
     def of(cls, error: BaseException, pulse: Pulse) -> RaisedError:
@@ -73,12 +75,16 @@ class RaisedError:
 
     def as_error(self, rank: int, output: str) -> ArmillaryError:
         """The same class with the same problems for a user's mistake, else a `RankError`."""
-        error_class = getattr(errors, self.kind, EngineError)
-        if error_class is not EngineError:
-            restored: ArmillaryError = error_class(self.problems)
+        if self.is_users_mistake:
+            restored: ArmillaryError = getattr(errors, self.kind)(self.problems)
             return restored
-        problem = Problem("rank-raised", f"rank {rank} raised {self.summary}")
-        return RankError(problem, rank, f"rank {rank}:\n{self.traceback}{output}")
+        where = " in a collective" if self.in_collective else ""
+        raised = Problem("rank-raised", f"rank {rank} raised{where} {self.summary}")
+        return RankError(self.told_by(rank) or raised, rank, f"rank {rank}:\n{self.traceback}{output}")
+
+    def told_by(self, rank: int) -> tuple[Problem, ...]:
+        """The problems of an ArmillaryError with the rank before each."""
+        return tuple(replace(problem, message=f"rank {rank}: {problem.message}") for problem in self.problems)
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -125,11 +131,10 @@ def stalled(
     return RankError(Problem("rank-stalled", message, f"raise {flag} if {what} may take longer"), rank, stack)
 
 
-def tail(path: Path, title: str) -> str:
-    """The last lines of a file that a rank wrote under a heading, or "" when there are none."""
-    if not path.exists() or not (lines := path.read_text(errors="replace").splitlines()):
-        return ""
-    return "\n".join([f"{title}:", *lines[-_TAIL_LINES:], ""])
+def written(path: Path, title: str, lines: int | None = None) -> str:
+    """What a rank wrote to a file (the last `lines` of it) under a heading, or "" when there is nothing."""
+    text = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return "\n".join([f"{title}:", *text[-lines if lines else 0 :], ""]) if text else ""
 
 
 def _public_name(error: BaseException) -> str:

@@ -1,11 +1,11 @@
 """Start a group of ranks on this machine, watch over it, and end it.
 
-    result = run_ranks("package.module:task", {"any": "JSON"}, world_size=2)
+    result = run("package.module:task", {"any": "JSON"}, world_size=2)
 
 The ranks are processes of their own with nothing of the caller's script in them (`worker.py`). They meet
 over a file, so nothing listens but gloo's and NCCL's own sockets, on loopback. Whatever happens, `run_ranks`
 comes back with rank 0's result or raises, and then every rank has ended and the run folder is removed: the
-first traceback is in the error.
+first traceback is in the error. (A caller that is killed takes its ranks along and leaves the folder.)
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from subprocess import Popen, TimeoutExpired
 from types import FrameType
 from typing import Any
 
-from armillary.engine.failure import RaisedError, died, first_failure, stalled, tail
+from armillary.engine.failure import RaisedError, died, first_failure, stalled, written
 from armillary.engine.heartbeat import HeartbeatFile, Pulse, find_stalled
+from armillary.engine.torchrun import joined_group, run_as_rank
 from armillary.engine.worker import Run, RunFolder
 from armillary.errors import ArmillaryError, EngineError, LayoutError, Problem
 from armillary.parallel.device import check_devices, cores
@@ -36,6 +37,7 @@ from armillary.parallel.device import check_devices, cores
 _POLL_SECONDS = 0.1
 _POLITE_SECONDS = 3.0
 _FIRM_SECONDS = 10.0
+_OUTPUT_LINES = 20
 
 
 def run_ranks(
@@ -79,6 +81,29 @@ def run_ranks(
             return result.result()
         finally:
             group.cancelled.set()
+
+
+def run(
+    task: str,
+    payload: Mapping[str, Any],
+    world_size: int,
+    *,
+    step_timeout: float = 600.0,
+    init_timeout: float = 1800.0,
+) -> Any:
+    """Run `task` on `world_size` ranks: those that torchrun started, of which this process is one and whose
+    result it gets, or else new local ones. See `run_as_rank` and `run_ranks`."""
+    rank = joined_group()
+    if rank is None:
+        return run_ranks(task, payload, world_size, step_timeout=step_timeout, init_timeout=init_timeout)
+    if rank.world_size != world_size:
+        problem = Problem(
+            "group-fits-layout",
+            f"the layout has {world_size} ranks and the process group {rank.world_size}",
+            f"give degrees that multiply to {rank.world_size}, or start {world_size} ranks",
+        )
+        raise LayoutError(problem)
+    return run_as_rank(rank, task, payload, step_timeout=step_timeout, init_timeout=init_timeout)
 
 
 class RankGroup:
@@ -146,7 +171,7 @@ class RankGroup:
         }
         raised = {rank: error for rank in exits if (error := RaisedError.read(self._folder.error(rank)))}
         rank = first_failure(exits, raised)
-        output = tail(self._folder.output(rank), f"last output of rank {rank}")
+        output = written(self._folder.output(rank), f"last output of rank {rank}", _OUTPUT_LINES)
         return raised[rank].as_error(rank, output) if rank in raised else died(rank, exits[rank], output)
 
     def _refuse_stall(self, pulses: list[Pulse]) -> None:
@@ -163,7 +188,7 @@ class RankGroup:
         """Where a rank stands, if it can still say so."""
         self._ranks[rank].send_signal(signal.SIGUSR1)
         time.sleep(_POLL_SECONDS)
-        return tail(self._folder.stacks(rank), f"where rank {rank} stands")
+        return written(self._folder.stacks(rank), f"where rank {rank} stands")
 
     def _end(self) -> None:
         """Politely, then firmly; the ranks lead process groups of their own."""
@@ -172,6 +197,7 @@ class RankGroup:
             for rank in alive:
                 with suppress(ProcessLookupError):
                     os.killpg(rank.pid, number)
+                    os.killpg(rank.pid, signal.SIGCONT)  # a stopped process hears nothing but SIGKILL
             deadline = time.monotonic() + patience
             for rank in alive:
                 with suppress(TimeoutExpired):

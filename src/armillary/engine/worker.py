@@ -56,9 +56,9 @@ class Run:
 
     @property
     def group_timeout(self) -> timedelta:
-        """How long a collective may take. Longer than both timeouts, so that the heartbeat names the rank
-        that stalled before the backend blames a rank that waits for it."""
-        return timedelta(seconds=max(self.step_timeout, self.init_timeout) + 60)
+        """How long a collective may take. Longer than all that the heartbeat allows, so that the rank that
+        stalled is named before the backend blames a rank that waits for it."""
+        return timedelta(seconds=max(self.step_timeout, self.init_timeout) + 120)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process when its parent ends, however that is: by the kernel on Linux, elsewhere by looking."""
+    """End this process when its parent ends, however that is: by the kernel on Linux, else by looking."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     else:
