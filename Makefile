@@ -25,7 +25,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 demo: $(STAMP)
-	$(BIN)/armillary tiny demo/tiny
+	$(BIN)/armillary tiny demo/tiny --force
 	$(GENERATE) --tensor-parallel-size 2 -o demo/two.mp4
 	$(GENERATE) --tensor-parallel-size 2 -o demo/two.npz
 	$(GENERATE) -o demo/one.npz

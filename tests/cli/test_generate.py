@@ -7,27 +7,25 @@ import pytest
 from armillary.cli import main
 
 
-def test_every_wrong_value_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--num-frames", "six", "--size", "big", "--tensor-parallel-size", "two", "--step-timeout", "-1"]
-    assert main(["generate", "model", "-o", "out.mp4", *flags]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[1] for line in lines] == [
-        "prompt",
-        "size",
-        "num_frames",
-        "tp='two'",
-        "--step-timeout",
-    ]
-
-
-def test_a_folder_that_is_not_there_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", str(tmp_path / "none"), "--prompt", "tea", "-o", str(tmp_path / "out.mp4")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
+def test_every_wrong_value_of_request_layout_and_checkpoint_has_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--num-frames", "six", "--size", "big", "--tensor-parallel-size", "two"]
+    assert main(["generate", str(tmp_path / "none"), "-o", str(tmp_path / "out.mp4"), *flags]) == 2
+    printed = capsys.readouterr().err
+    named = ["prompt is missing", "size must be", "num_frames must be", "tp='two'", "none"]
+    assert [name for name in named if name not in printed] == []
+    assert all(line.startswith("error: ") for line in printed.splitlines())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_help_has_a_flag_for_every_axis_and_field(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_time_limit_below_0_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "m", "--prompt", "tea", "-o", "out.mp4", "--step-timeout", "-1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: Invalid value for '--step-timeout': -1 is not a number of seconds above 0")
+
+
+def test_the_help_has_the_flags_of_request_and_layout(capsys: pytest.CaptureFixture[str]) -> None:
     main(["generate", "--help"])
     printed = capsys.readouterr().out
     flags = ["--guidance-interval", "--num-inference-steps", "--tensor-parallel-size", "--allgather-degree"]

@@ -1,15 +1,18 @@
-"""`armillary generate`: one generation, in this process, on ranks of this machine, or joined to torchrun."""
+"""`armillary generate`: one generation, on ranks of this machine or joined to torchrun."""
 
 from __future__ import annotations
 
+import os
 import time
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armillary.cli.options import LAYOUT, REQUEST, all_of, layout_of, request_of, seconds_of, takes
+from armillary.cli.options import LAYOUT, REQUEST, degrees_of, request_of, takes, time_limit
+
+if TYPE_CHECKING:
+    from armillary.engine.generate import GenerationResult
 
 
 @takes(Request=REQUEST, Layout=LAYOUT)
@@ -20,37 +23,44 @@ def generate(
         typer.Option("-o", "--output", metavar="FILE", help=".mp4, .png, .jpg, or .npz without loss."),
     ],
     dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="Of the weights; else that of the transformer's.")
+        str | None,
+        typer.Option(metavar="DTYPE", help="Of weights and computation; else as the transformer is stored."),
     ] = None,
     step_timeout: Annotated[
-        str, typer.Option(metavar="SECONDS", help="A rank that takes longer for a step has stalled.")
-    ] = "600",
+        float,
+        typer.Option(metavar="SECONDS", callback=time_limit, help="A rank that rests longer has stalled."),
+    ] = 600,
     init_timeout: Annotated[
-        str, typer.Option(metavar="SECONDS", help="A rank that takes longer to be ready has stalled.")
-    ] = "1800",
+        float,
+        typer.Option(metavar="SECONDS", callback=time_limit, help="The same until every rank is ready."),
+    ] = 1800,
     **flags: Any,
 ) -> None:
     """Generate a picture or a video, on one device or on several.
 
     Flags of the request that are left out take the published defaults of the mode.
     """
-    request, layout, step_limit, init_limit = all_of(
-        partial(request_of, flags),
-        partial(layout_of, flags),
-        partial(seconds_of, "--step-timeout", step_timeout),
-        partial(seconds_of, "--init-timeout", init_timeout),
-    )
-
     from armillary.engine.generate import generate as run
 
     started = time.monotonic()
     result = run(
-        request,
+        request_of(flags),
         checkpoint,
-        layout=layout,
+        degrees_of(flags),
         dtype=dtype,
         output=output,
-        step_timeout=step_limit,
-        init_timeout=init_limit,
+        step_timeout=step_timeout,
+        init_timeout=init_timeout,
     )
-    typer.echo(f"{output}  seed {result.seed}  {time.monotonic() - started:.1f} s")
+    # under torchrun every rank comes here, and the first one speaks
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(f"{output}  {_summary(result)}  {time.monotonic() - started:.1f} s in all")
+
+
+def _summary(result: GenerationResult) -> str:
+    request = result.request
+    weights = " + ".join(f"{held:,}" for held in result.weight_bytes)
+    return (
+        f"{request.mode} {request.width}x{request.height}x{request.num_frames}  seed {result.seed}  "
+        f"{result.dtype}  weights {weights} bytes  {result.seconds_per_step:.2f} s/step"
+    )

@@ -1,22 +1,17 @@
 """Flags that several verbs share, as tables, and what is made of their text.
 
-Values stay the text that was typed: `GenerationRequest` and `Layout` judge them, as they judge Python's and
-HTTP's, so that every wrong value is named at once and in the same words.
+Values stay the text that was typed: the request and the layout judge them, as they judge Python's and HTTP's,
+so that every wrong value is named at once and in the same words.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-
-from armillary.engine.request import GenerationRequest
-from armillary.errors import ArmillaryError, Problem
-from armillary.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -92,44 +87,25 @@ def takes(**panels: Mapping[str, Flag]) -> Callable[[Callable[..., None]], Calla
     return decorate
 
 
-def request_of(flags: Mapping[str, Any]) -> GenerationRequest:
-    """The request among a verb's flags. Raises `RequestError`."""
-    return GenerationRequest.parse({name: flags[name] for name in REQUEST if flags[name] is not None})
+def request_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the request that were given."""
+    return {name: flags[name] for name in REQUEST if flags[name] is not None}
 
 
-def layout_of(flags: Mapping[str, Any]) -> Layout:
-    """The layout among a verb's flags. Raises `LayoutError`."""
-    given = {axis: flags[name] for name, axis in AXES.items() if flags[name] is not None}
-    return Layout(**{axis: _whole(text) for axis, text in given.items()})
+def degrees_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Axis to degree, where given; text that is no number stays as it is, for `Layout` to name."""
+    return {axis: _whole(flags[name]) for name, axis in AXES.items() if flags[name] is not None}
 
 
-def seconds_of(flag: str, text: str) -> float:
-    """A time limit in seconds. Raises `ArmillaryError` naming the flag."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ArmillaryError(Problem("time-limit", f"{flag} is {text!r}", "use a number of seconds above 0"))
+def time_limit(seconds: float) -> float:
+    """What typer calls to judge a time limit."""
+    if not 0 < seconds < float("inf"):
+        raise typer.BadParameter(f"{seconds:g} is not a number of seconds above 0")
     return seconds
 
 
-def all_of(*parts: Callable[[], Any]) -> list[Any]:
-    """What each part returns, or one error with the problems of every part that raised one."""
-    values: list[Any] = []
-    problems: list[Problem] = []
-    for part in parts:
-        try:
-            values.append(part())
-        except ArmillaryError as error:
-            problems.extend(error.problems)
-    if problems:
-        raise ArmillaryError(problems)
-    return values
-
-
-def _whole(text: str) -> Any:
+def _whole(text: str) -> int | str:
     try:
         return int(text)
     except ValueError:
-        return text  # Layout says that this is no number of ranks
+        return text
