@@ -93,17 +93,29 @@ def run(
 ) -> Any:
     """Run `task` on `world_size` ranks: those that torchrun started, of which this process is one and whose
     result it gets, or else new local ones. See `run_as_rank` and `run_ranks`."""
+    if problems := rank_problems(world_size):
+        raise LayoutError(problems)
     rank = joined_group()
     if rank is None:
         return run_ranks(task, payload, world_size, step_timeout=step_timeout, init_timeout=init_timeout)
-    if rank.world_size != world_size:
-        problem = Problem(
+    return run_as_rank(rank, task, payload, step_timeout=step_timeout, init_timeout=init_timeout)
+
+
+def rank_problems(world_size: int) -> list[Problem]:
+    """Why `run` could not have `world_size` ranks: those that torchrun started are not as many, or this
+    machine has too few devices."""
+    rank = joined_group()
+    if rank is None:
+        return check_devices(world_size)
+    if rank.world_size == world_size:
+        return []
+    return [
+        Problem(
             "group-fits-layout",
             f"the layout has {world_size} ranks and the process group {rank.world_size}",
             f"give degrees that multiply to {rank.world_size}, or start {world_size} ranks",
         )
-        raise LayoutError(problem)
-    return run_as_rank(rank, task, payload, step_timeout=step_timeout, init_timeout=init_timeout)
+    ]
 
 
 class RankGroup:

@@ -278,6 +278,20 @@ def _write_arrays(media: Media, part: Path) -> None:
     np.savez(part, **arrays)
 
 
+def read_arrays(path: str | os.PathLike[str], fps: float) -> Media:
+    """The `Media` that was written to an `.npz`, which does not hold its frames per second."""
+    import numpy as np
+
+    with np.load(path) as arrays:
+        return Media(
+            frames=arrays["frames"],
+            latents=arrays["latents"],
+            fps=fps,
+            sound=arrays.get("sound"),
+            sampling_rate=int(arrays["sampling_rate"]) if "sampling_rate" in arrays else None,
+        )
+
+
 _WRITERS: dict[str, Callable[[Media, Path], None]] = {
     ".mp4": write_mp4,
     ".npz": _write_arrays,

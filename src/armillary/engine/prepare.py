@@ -1,0 +1,127 @@
+"""Everything about a generation that can be refused before a weight is read or a process is started."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from armillary.checkpoint.locate import locate
+from armillary.engine.abilities import abilities
+from armillary.engine.launch import rank_problems
+from armillary.engine.media import check_output, probe_media
+from armillary.engine.request import CompleteRequest, GenerationRequest, complete
+from armillary.errors import LayoutError, Problem, Refusals, RequestError, list_choices
+from armillary.layout import Layout
+from armillary.models.described import DescribedCheckpoint, describe
+from armillary.models.registry import resolve
+from armillary.plan.resolve import ResolvedPlan
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""In which a generation can be computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A generation that has passed every check."""
+
+    request: CompleteRequest
+    folder: Path
+    layout: Layout
+    dtype: str
+    resolved: ResolvedPlan
+
+    def payload(self, output: Path) -> dict[str, Any]:
+        """What the ranks are told, as JSON."""
+        return {
+            "request": self.request.to_json(),
+            "folder": str(self.folder),
+            "layout": self.layout.degrees,
+            "dtype": self.dtype,
+            "output": str(output),
+        }
+
+
+def prepare(
+    request: GenerationRequest | Mapping[str, Any],
+    checkpoint: str | Path,
+    layout: Layout | Mapping[str, int],
+    *,
+    dtype: str | None = None,
+    output: Path | None = None,
+    here: bool = False,
+) -> Job:
+    """Check a generation against configs, tensor headers and its input files.
+
+    With `here` this machine must also have the devices (which imports torch; nothing else does).
+
+    Raises `ArmillaryError` with every problem at once: of the request, the files it names, the output,
+    the checkpoint, the layout and the dtype.
+    """
+    refusals = Refusals()
+    degrees = _layout(layout, here, refusals)
+    asked = _request(request, refusals)
+    filled = described = None
+    with refusals.collect():
+        folder = locate(checkpoint, whole=True)
+        with refusals.collect():
+            able = abilities(folder)
+            filled = complete(asked, able, output.suffix if output else None) if asked else None
+        described = _described(folder, dtype)
+    if output:
+        refusals.add(RequestError, check_output(output, filled.num_frames if filled else None))
+    with refusals.collect():
+        resolved = resolve(described.skeleton, degrees) if described and degrees else None
+    refusals.raise_if_any()
+    assert filled is not None, "without a problem there is a complete request"
+    assert described is not None, "and a checkpoint"
+    assert degrees is not None, "and a layout"
+    assert resolved is not None, "and its shards"
+    return Job(request=filled, folder=folder, layout=degrees, dtype=main_dtype(described), resolved=resolved)
+
+
+def main_dtype(described: DescribedCheckpoint) -> str:
+    """The dtype in which most bytes of a model are held."""
+    totals: Counter[str] = Counter()
+    for parameter in described.skeleton.parameters.values():
+        totals[parameter.dtype] += parameter.nbytes
+    return totals.most_common(1)[0][0]
+
+
+def _layout(layout: Layout | Mapping[str, int], here: bool, refusals: Refusals) -> Layout | None:
+    degrees = None
+    with refusals.collect():
+        degrees = layout if isinstance(layout, Layout) else Layout(**layout)
+        refusals.add(LayoutError, _unbuilt_axes(degrees))
+        if here:
+            refusals.add(LayoutError, rank_problems(degrees.world_size))
+    return degrees
+
+
+def _unbuilt_axes(layout: Layout) -> list[Problem]:
+    return [
+        Problem("axis-built", f"{axis}={degree}: this version generates over tp only", f"use {axis}=1")
+        for axis, degree in layout.degrees.items()
+        if axis != "tp" and degree > 1
+    ]
+
+
+def _request(request: GenerationRequest | Mapping[str, Any], refusals: Refusals) -> GenerationRequest | None:
+    asked = None
+    with refusals.collect():
+        asked = request if isinstance(request, GenerationRequest) else GenerationRequest.parse(request)
+        refusals.add(RequestError, probe_media(asked))
+    return asked
+
+
+def _described(folder: Path, dtype: str | None) -> DescribedCheckpoint:
+    """The transformer as it will be loaded: in `dtype`, or in the one it is mostly stored in."""
+    if dtype is None:
+        dtype = main_dtype(describe(folder / "transformer"))
+    if dtype not in DTYPES:
+        raise RequestError(
+            Problem("dtype", f"a generation cannot be computed in {dtype}", f"use {list_choices(DTYPES)}")
+        )
+    return describe(folder / "transformer", dtype=dtype)
