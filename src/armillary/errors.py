@@ -45,7 +45,10 @@ class ArmillaryError(Exception):
         self.problems: tuple[Problem, ...] = (
             (problems,) if isinstance(problems, Problem) else tuple(dict.fromkeys(problems))
         )
-        super().__init__("\n".join(map(str, self.problems)))
+        super().__init__(self.problems)  # the only argument, so that an error survives pickling
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
 
 
 class PlanError(ArmillaryError):
@@ -72,8 +75,8 @@ class EngineError(ArmillaryError):
 
 def list_choices(choices: Sequence[object]) -> str:
     """ "1, 2, 4 or 8": the words with which a fix names the legal values."""
-    words = [str(choice) for choice in choices]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}" if words else "none"
+    *others, last = map(str, choices or ["none"])
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 class Refusals:

@@ -76,6 +76,7 @@ class Layout:
 
 def degree_problems(degrees: Mapping[str, object]) -> list[Problem]:
     """Every problem that the degrees have among themselves, before any model is known."""
+    counts = {axis: degree for axis, degree in degrees.items() if _is_count(degree)}
     problems = [
         Problem(
             rule="degree-positive",
@@ -83,24 +84,26 @@ def degree_problems(degrees: Mapping[str, object]) -> list[Problem]:
             fix="use a whole number from 1 up",
         )
         for axis, degree in degrees.items()
-        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1
+        if axis not in counts
     ]
-    if problems:
-        return problems
-    if degrees["cfg"] not in (1, 2):
+    if counts.get("cfg", 1) not in (1, 2):
         problems.append(
             Problem(
                 rule="cfg-degree",
-                message=f"cfg={degrees['cfg']}, but guidance has two branches",
+                message=f"cfg={counts['cfg']}, but guidance has two branches",
                 fix="use cfg=1 or cfg=2",
             )
         )
-    if degrees["ring"] != 1 and degrees["gather"] != 1:
+    if counts.get("ring", 1) != 1 and counts.get("gather", 1) != 1:
         problems.append(
             Problem(
                 rule="ring-or-gather",
-                message=f"ring={degrees['ring']} and gather={degrees['gather']} both split the same keys",
+                message=f"ring={counts['ring']} and gather={counts['gather']} both split the same keys",
                 fix="use one of them and set the other to 1",
             )
         )
     return problems
+
+
+def _is_count(degree: object) -> bool:
+    return isinstance(degree, int) and not isinstance(degree, bool) and degree >= 1
