@@ -37,3 +37,6 @@ DTYPES: Mapping[str, DType] = {
     "BOOL": DType("bool", 1),
 }
 """safetensors code -> torch type. Packed 6-bit floats (F6_*) are left out: torch has no type for them."""
+
+BY_NAME: Mapping[str, DType] = {dtype.name: dtype for dtype in DTYPES.values()}
+"""Torch's name -> the same torch types."""

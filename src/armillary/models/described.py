@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from armillary.checkpoint.dtypes import DTYPES, DType
+from armillary.checkpoint.dtypes import BY_NAME, DTYPES, DType
 from armillary.checkpoint.index import CheckpointIndex, compare, read_index
-from armillary.errors import CheckpointError, Problem, list_choices
-from armillary.models.registry import family_of, known_classes, skeleton_for
+from armillary.errors import ArmillaryError, CheckpointError, Problem
+from armillary.models.registry import family_of, held_dtype, skeleton_for
 from armillary.plan.skeleton import Skeleton
-
-_NAMED = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
 @dataclass(frozen=True)
@@ -31,9 +29,9 @@ def class_named_in(config: Mapping[str, Any], folder: Path) -> str:
 
     Raises `CheckpointError` when it names none.
     """
-    name = config.get("_class_name") or next(iter(config.get("architectures") or ()), None)
-    if isinstance(name, str):
-        return name
+    match config:
+        case {"_class_name": str(name)} | {"architectures": [str(name), *_]}:
+            return name
     raise CheckpointError(
         Problem(
             "model-class",
@@ -56,18 +54,22 @@ def describe(folder: Path, *, dtype: str | None = None) -> DescribedCheckpoint:
     """
     index = read_index(folder)
     model_class = class_named_in(index.config, folder)
-    family = family_of(model_class)
-    if family is None:
-        raise CheckpointError(
-            Problem(
-                "unknown-class",
-                f"{folder}: {model_class} is not a model class Armillary knows",
-                f"known classes: {list_choices(known_classes())}",
-            )
-        )
-    skeleton = skeleton_for(model_class, index.config)
+    skeleton = _configured(model_class, index)
     hold_against(index, skeleton)
+    family = family_of(model_class)
+    assert family is not None, "only a registered class has a skeleton"
     return DescribedCheckpoint(model_class, index, as_loaded(skeleton, index, dtype, family.FP32_MODULES))
+
+
+def _configured(model_class: str, index: CheckpointIndex) -> Skeleton:
+    """The skeleton of the checkpoint's config; an unknown class or impossible value names the file."""
+    try:
+        return skeleton_for(model_class, index.config)
+    except ArmillaryError as error:
+        file = index.folder / "config.json"
+        raise CheckpointError(
+            replace(problem, message=f"{file}: {problem.message}") for problem in error.problems
+        ) from None
 
 
 def hold_against(index: CheckpointIndex, skeleton: Skeleton) -> None:
@@ -89,12 +91,9 @@ def as_loaded(
 def loaded_dtype(name: str, stored: str, asked: str | None, fp32_modules: Collection[str]) -> DType:
     """The dtype of a parameter in memory: integers as stored, fp32-kept modules float32, else as asked.
 
-    `stored` is a safetensors code; a module is kept when it is any part of the parameter's path, which
-    is how diffusers reads `_keep_in_fp32_modules`.
+    `stored` is a safetensors code.
     """
     kind = DTYPES[stored]
     if not kind.name.startswith(("float", "bfloat")):
         return kind
-    if not set(name.split(".")).isdisjoint(fp32_modules):
-        return _NAMED["float32"]
-    return _NAMED[asked] if asked else kind
+    return held_dtype(name, BY_NAME[asked] if asked else kind, fp32_modules)

@@ -1,16 +1,18 @@
 """The registry: model class -> family, and from there its plan, its skeleton and what they resolve to.
 
-A family is a module with the same five names: `PLAN`, `heads(config)`, `parameters(config)`,
-`DEFAULTS` (what the class assumes where a config is silent) and `FP32_MODULES`.
+A family is a module with the same six names: `PLAN`, `heads(config)`, `parameters(config)`,
+`DEFAULTS` (what the class assumes where a config is silent), `config_problems(config)` and `FP32_MODULES`.
+Its functions take complete configs.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
-from armillary.errors import PlanError, Problem, list_choices
+from armillary.checkpoint.dtypes import BY_NAME, DType
+from armillary.errors import CheckpointError, PlanError, Problem, Refusals, list_choices
 from armillary.layout import Layout
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan, resolve_plan
@@ -34,15 +36,23 @@ class Family(Protocol):
         """(name, shape, kind) of every parameter of a config."""
         ...
 
+    def config_problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
+        """What no model of the family can have."""
+        ...
+
 
 def known_classes() -> list[str]:
     """Names of the model classes with a registered plan."""
     return sorted(_FAMILIES)
 
 
-def family_of(model_class: str) -> Family | None:
-    """The family of a model class name, None for one that is not registered."""
-    home = _FAMILIES.get(model_class)
+def family_of(model: object) -> Family | None:
+    """The family of a model, a class or a class name, None for one that is not registered.
+
+    A subclass belongs to the family of its parent.
+    """
+    names = [model] if isinstance(model, str) else [base.__name__ for base in _class_of(model).__mro__]
+    home = next((_FAMILIES[name] for name in names if name in _FAMILIES), None)
     return cast(Family, importlib.import_module(home)) if home else None
 
 
@@ -52,12 +62,11 @@ def plan_for(model: object) -> ParallelPlan:
     A class of its own that carries `_tp_plan` (as diffusers' classes do) is understood as it is.
     Raises `PlanError` naming the known classes when there is none.
     """
-    cls = model if isinstance(model, type) else type(model)
-    name = model if isinstance(model, str) else cls.__name__
-    if family := family_of(name):
+    if family := family_of(model):
         return family.PLAN
-    declared = None if isinstance(model, str) else getattr(cls, "_tp_plan", None)
-    if declared:
+    cls = _class_of(model)
+    name = model if isinstance(model, str) else cls.__name__
+    if declared := getattr(cls, "_tp_plan", None):
         return ParallelPlan(declared, getattr(cls, "_cp_plan", None), source=f"{name}._tp_plan")
     raise PlanError(
         Problem(
@@ -68,12 +77,12 @@ def plan_for(model: object) -> ParallelPlan:
     )
 
 
-def skeleton_for(
-    model_class: str, config: Mapping[str, Any], dtype: str = "float32", itemsize: int = 4
-) -> Skeleton:
+def skeleton_for(model_class: str, config: Mapping[str, Any], dtype: str = "float32") -> Skeleton:
     """A skeleton from a config alone: every parameter in `dtype`, fp32-kept modules in float32.
 
-    Raises `PlanError` for a class that is not registered.
+    Raises:
+        PlanError: a class that is not registered.
+        CheckpointError: a config that no model of the class can have; all of its faults.
     """
     family = family_of(model_class)
     if family is None:
@@ -84,23 +93,29 @@ def skeleton_for(
                 f"known classes: {list_choices(known_classes())}",
             )
         )
-    full = {**family.DEFAULTS, **{key: value for key, value in config.items() if key[0] != "_"}}
+    full = {**family.DEFAULTS, **{key: value for key, value in config.items() if not key.startswith("_")}}
+    if problems := list(family.config_problems(full)):
+        raise CheckpointError(problems)
     parameters = {}
     for name, shape, kind in family.parameters(full):
-        kept = name.startswith(tuple(f"{module}." for module in family.FP32_MODULES))
-        parameters[name] = Parameter(
-            shape=shape,
-            dtype="float32" if kept else dtype,
-            itemsize=4 if kept else itemsize,
-            kind=kind,
-        )
+        held = held_dtype(name, BY_NAME[dtype], family.FP32_MODULES)
+        parameters[name] = Parameter(shape=shape, dtype=held.name, itemsize=held.itemsize, kind=kind)
     return Skeleton(model_class=model_class, config=full, parameters=parameters, heads=family.heads(full))
+
+
+def held_dtype(name: str, dtype: DType, fp32_modules: Collection[str]) -> DType:
+    """float32 for the parameters of modules that a class keeps in it, `dtype` for the others.
+
+    A module is kept when it is any part of the parameter's path, which is how diffusers reads
+    `_keep_in_fp32_modules`.
+    """
+    return dtype if set(name.split(".")).isdisjoint(fp32_modules) else BY_NAME["float32"]
 
 
 def skeleton_of(model: Any) -> Skeleton:
     """The skeleton of a live or meta model, with the head facts of its family."""
-    family = family_of(type(model).__name__)
-    return Skeleton.of_model(model, family.heads(dict(model.config)) if family else ())
+    family = family_of(model)
+    return Skeleton.of_model(model, family.heads(model.config) if family else ())
 
 
 def resolve(
@@ -125,23 +140,28 @@ def resolve(
     skeleton = (
         model_or_skeleton if isinstance(model_or_skeleton, Skeleton) else skeleton_of(model_or_skeleton)
     )
-    return resolve_plan(
-        skeleton, _chosen_plan(model_or_skeleton, skeleton, layout, plan).merge(overrides), layout
-    )
+    changes: dict[str, Any] = {"overrides": overrides}
+    if plan is None:
+        plan = _registered_plan(model_or_skeleton, layout)
+        changes = {"config.json": skeleton.config.get("parallel_plan"), **changes}
+    chosen = plan if isinstance(plan, ParallelPlan) else ParallelPlan(plan)
+    refusals = Refusals()
+    for source, change in changes.items():
+        with refusals.collect():
+            chosen = chosen.merge(change, source=source)
+    refusals.raise_if_any()
+    return resolve_plan(skeleton, chosen, layout)
 
 
-def _chosen_plan(
-    model_or_skeleton: object,
-    skeleton: Skeleton,
-    layout: Layout,
-    plan: ParallelPlan | Mapping[str, object] | None,
-) -> ParallelPlan:
-    if plan is not None:
-        return plan if isinstance(plan, ParallelPlan) else ParallelPlan(plan)
+def _registered_plan(model_or_skeleton: object, layout: Layout) -> ParallelPlan:
+    model = model_or_skeleton.model_class if isinstance(model_or_skeleton, Skeleton) else model_or_skeleton
     try:
-        plan = plan_for(skeleton.model_class if skeleton is model_or_skeleton else model_or_skeleton)
+        return plan_for(model)
     except PlanError:
         if layout.tp > 1:
             raise
-        plan = ParallelPlan({})  # one rank splits nothing, so a class without a plan is no obstacle
-    return plan.merge(skeleton.config.get("parallel_plan"), source="config.json")
+        return ParallelPlan({})  # one rank splits nothing, so a class without a plan is no obstacle
+
+
+def _class_of(model: object) -> type:
+    return model if isinstance(model, type) else type(model)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from armillary.errors import Problem, list_choices
+
+Tree: TypeAlias = Mapping[str, Any]
+"""Module paths as nested mappings, see `Skeleton.tree`."""
 
 
 @dataclass(frozen=True)
@@ -18,106 +21,134 @@ class Match:
     absent: int = 0
 
 
-def match_key(key: str, tree: Mapping[str, Any]) -> Match:
+def match_key(key: str, tree: Tree) -> Match:
     """Walk `key` down a skeleton's tree; `*` stands for every numbered child."""
-    paths: list[str] = []
-    absent = 0
-    for path, found in _walk(key.split("."), tree, ()):
-        if found:
-            paths.append(path)
-        else:
-            absent += 1
-    return Match(tuple(paths), absent)
+    ends = list(_walk(key.split("."), tree))
+    paths = tuple(path for path, node in ends if node is not None)
+    return Match(paths, absent=len(ends) - len(paths))
 
 
-def _walk(segments: list[str], node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
-    if not segments:
-        yield ".".join(path), True
-        return
-    head, rest = segments[0], segments[1:]
-    if head == "*":
-        for child in node:
-            if child.isdigit():
-                yield from _walk(rest, node[child], (*path, child))
-    elif head in node:
-        yield from _walk(rest, node[head], (*path, head))
-    else:
-        yield ".".join(path), False
-
-
-def wildcard_problem(key: str, tree: Mapping[str, Any]) -> Problem | None:
+def wildcard_problem(label: str, key: str, tree: Tree) -> Problem | None:
     """A wildcard over something that is there but is not a list of blocks."""
     segments = key.split(".")
     for position, segment in enumerate(segments):
         if segment != "*":
             continue
-        for path, node in _nodes(segments[:position], tree, ()):
-            if node and not all(child.isdigit() for child in node):
+        for path, node in _walk(segments[:position], tree):
+            if node is not None and not (node and all(child.isdigit() for child in node)):
                 return Problem(
                     "wildcard-list",
-                    f"plan key {key!r}: {path or 'the model itself'} is not a list of blocks",
-                    f"name its parts: {list_choices(sorted(node)[:6])}",
+                    f"{label}: {path or 'the model itself'} is not a list of blocks",
+                    f"name its parts: {list_choices(sorted(node)[:6])}" if node else "name the layer itself",
                 )
     return None
 
 
-def container_problem(key: str, found: Match, modules: Mapping[str, Any]) -> Problem | None:
+def container_problem(label: str, found: Match, modules: Collection[str]) -> Problem | None:
     """A key that names a block instead of a layer in it."""
     for path in found.paths:
         if path not in modules:
             inside = sorted({name[len(path) + 1 :] for name in modules if name.startswith(f"{path}.")})
             return Problem(
                 "style-fits",
-                f"plan key {key!r}: {path} has no parameters of its own to split",
+                f"{label}: {path} has no parameters of its own to split",
                 f"name the layers inside it: {list_choices(inside[:6])}",
             )
     return None
 
 
-def _nodes(
-    segments: list[str], node: Mapping[str, Any], path: tuple[str, ...]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if not segments:
-        yield ".".join(path), node
-        return
-    head, rest = segments[0], segments[1:]
-    for child in [c for c in node if c.isdigit()] if head == "*" else [head] if head in node else []:
-        yield from _nodes(rest, node[child], (*path, child))
-
-
-def unmatched(key: str, tree: Mapping[str, Any], model_class: str) -> Problem:
+def unmatched(label: str, key: str, tree: Tree, model_class: str) -> Problem:
     """The problem of a required key that names nothing: what resolved, and the closest names."""
     segments = key.split(".")
-    resolved = 0
-    while resolved < len(segments) and any(_nodes(segments[: resolved + 1], tree, ())):
-        resolved += 1
-    prefix = segments[:resolved]
-    siblings = sorted({child for _, node in _nodes(prefix, tree, ()) for child in node})
-    wanted = segments[resolved] if resolved < len(segments) else segments[-1]
-    beside = [pattern_of([*prefix, name]) for name in _near(wanted, siblings)]
-    elsewhere = _near(key, sorted({pattern_of(path) for path in _leaves(tree, ())}))
-    suggestions = list(dict.fromkeys([*beside, *elsewhere]))[:4]
-    where = f"{'.'.join(prefix)} exists, {wanted!r} in it does not" if prefix else "no part of it exists"
+    there = _reach(segments, tree)
+    where = (
+        f"{'.'.join(segments[:there])} exists, {segments[there]!r} in it does not"
+        if there
+        else "no part of it exists"
+    )
+    layers = sorted({pattern_of(path) for path in _layers(tree)})
+    suggestions = list(dict.fromkeys([*mended(key, tree), *near(key, layers)]))[:4]
     return Problem(
         "key-matches-nothing",
-        f"plan key {key!r} matches nothing in {model_class}: {where}",
-        (f"did you mean {list_choices(suggestions)}? " if suggestions else "")
-        + "Wrap the entry in Optional(...) if some checkpoints lack the module",
+        f"{label} matches nothing in {model_class}: {where}",
+        f"{did_you_mean(suggestions)}wrap the entry in Optional(...) if some checkpoints lack the module",
     )
 
 
-def pattern_of(segments: Iterable[str]) -> str:
-    """The dotted path with block numbers written as `*`: one name for the same layer of every block."""
-    return ".".join("*" if segment.isdigit() else segment for segment in segments)
+def mended(key: str, tree: Tree) -> list[str]:
+    """A key that names nothing, with its first wrong segment replaced by each of the names near it.
+
+    What follows that segment is left out where the near name does not have it.
+    """
+    segments = key.split(".")
+    there = _reach(segments, tree)
+    before, wrong, after = segments[:there], segments[there], segments[there + 1 :]
+    names = sorted({name for _, node in _walk(before, tree) for name in node or ()})
+    heads = [[*before, name] for name in near(wrong, names)]
+    return [".".join([*head, *after] if _exists([*head, *after], tree) else head) for head in heads]
 
 
-def _near(name: str, names: list[str]) -> list[str]:
-    return difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+def near(name: str, names: Iterable[str]) -> list[str]:
+    """The names most like `name`, at most three, best first."""
+    return difflib.get_close_matches(name, list(names), n=3, cutoff=0.6)
 
 
-def _leaves(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def did_you_mean(names: Sequence[str]) -> str:
+    """The beginning of a fix: "did you mean to_q or to_k? Otherwise ", nothing without near names."""
+    return f"did you mean {list_choices(names)}? Otherwise " if names else ""
+
+
+def one_slip(wrong: str, right: str) -> bool:
+    """Whether one letter too many, too few, another or two swapped make `wrong` of `right`.
+
+    A digit is no slip: `fc1` and `fc2` are two layers.
+    """
+    start = _alike(wrong, right)
+    a, b = wrong[start:], right[start:]
+    end = _alike(a[::-1], b[::-1])
+    a, b = a[: len(a) - end], b[: len(b) - end]
+    slipped = {len(a), len(b)} in ({0, 1}, {1}) or (len(a) == 2 and a == b[::-1])
+    return slipped and not any(letter.isdigit() for letter in a + b)
+
+
+def _alike(a: str, b: str) -> int:
+    """How many letters at the beginning are the same."""
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def pattern_of(path: str) -> str:
+    """The path with block numbers written as `*`: one name for the same layer of every block."""
+    return ".".join("*" if segment.isdigit() else segment for segment in path.split("."))
+
+
+def _walk(
+    segments: Sequence[str], node: Tree, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Tree | None]]:
+    """Where the segments lead: (path, node), or (path so far, None) where a block lacks the next segment."""
+    if not segments:
+        yield ".".join(path), node
+        return
+    head, *rest = segments
+    for child in [name for name in node if name.isdigit()] if head == "*" else [head]:
+        if child in node:
+            yield from _walk(rest, node[child], (*path, child))
+        else:
+            yield ".".join(path), None
+
+
+def _exists(segments: Sequence[str], tree: Tree) -> bool:
+    return any(node is not None for _, node in _walk(segments, tree))
+
+
+def _reach(segments: Sequence[str], tree: Tree) -> int:
+    """How many segments of a path that leads nowhere still lead somewhere."""
+    return next(count for count in range(len(segments)) if not _exists(segments[: count + 1], tree))
+
+
+def _layers(tree: Tree, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Paths of the modules without modules inside."""
     for child, node in tree.items():
-        here = (*path, child)
-        if not node:
-            yield here
-        yield from _leaves(node, here)
+        if node:
+            yield from _layers(node, (*path, child))
+        else:
+            yield ".".join((*path, child))

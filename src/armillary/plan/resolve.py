@@ -6,21 +6,15 @@ together. Nothing here needs torch, so the dry run and the real one are the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import gcd
 from types import MappingProxyType
 
 from armillary.errors import LayoutError, PlanError, Problem, list_choices
 from armillary.layout import Layout
-from armillary.plan.explain import (
-    Match,
-    container_problem,
-    match_key,
-    pattern_of,
-    unmatched,
-    wildcard_problem,
-)
+from armillary.plan.claims import claim_modules
+from armillary.plan.explain import Match, match_key, pattern_of
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.ranges import Segment, Shard, cut
 from armillary.plan.segments import Cut, head_segment, segments_of_all
@@ -42,8 +36,11 @@ class LocalHeads:
 
     def local(self, count: str) -> int:
         """The local value of a count: "query", "key_value" or "queries_per_key_value"."""
-        values = {"query": self.local_query, "key_value": self.local_key_value}
-        return values.get(count, self.local_query // self.local_key_value)
+        return {
+            "query": self.local_query,
+            "key_value": self.local_key_value,
+            "queries_per_key_value": self.local_query // self.local_key_value,
+        }[count]
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,8 @@ class ResolvedPlan:
     """Module path -> the style that applies to it."""
     heads: Mapping[str, LocalHeads]
     """Path of an attention module -> its head counts."""
-    matches: Mapping[str, Match] = field(default_factory=dict)
+    matches: Mapping[str, Match]
+    """Plan key -> the modules it found, and how many blocks have none."""
 
     def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
         """Shape of parameter `name` on one tp rank."""
@@ -88,11 +86,11 @@ def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Reso
     be split over `layout.tp` ranks; each with every problem and, for a degree, the legal ones.
     """
     problems: list[Problem] = []
-    matches = _match_all(skeleton, plan, problems)
-    styles = _claim_modules(plan, matches, problems)
+    claims = claim_modules(skeleton, plan, problems)
+    styles = claims.styles
     groups = _attention_modules(skeleton)
     cuts = segments_of_all(skeleton, styles, groups, problems)
-    _check_attention(styles, groups, problems)
+    problems.extend(_half_split(skeleton, styles, groups))
     if problems:
         raise PlanError(problems)
     _refuse_degree(cuts, layout.tp, skeleton.model_class)
@@ -104,87 +102,36 @@ def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Reso
         shards=MappingProxyType(shards),
         replicated=tuple(name for name in skeleton.parameters if name not in shards),
         skipped_optional=tuple(
-            key for key, entry in plan if isinstance(entry, Optional) and not matches[key].paths
+            key for key, entry in plan if isinstance(entry, Optional) and not claims.matches[key].paths
         ),
         styles=MappingProxyType(styles),
         heads=MappingProxyType(_local_heads(groups, styles, layout.tp)),
-        matches=MappingProxyType(matches),
+        matches=MappingProxyType(claims.matches),
     )
-
-
-def _match_all(skeleton: Skeleton, plan: ParallelPlan, problems: list[Problem]) -> dict[str, Match]:
-    matches: dict[str, Match] = {}
-    for key, entry in plan:
-        found = match_key(key, skeleton.tree)
-        problem = wildcard_problem(key, skeleton.tree) or container_problem(key, found, skeleton.modules)
-        if not (problem or isinstance(entry, Optional)) and (not found.paths or found.absent):
-            problem = _missing(key, found, skeleton)
-        if problem:
-            problems.append(problem)
-        matches[key] = Match(tuple(path for path in found.paths if path in skeleton.modules), found.absent)
-    return matches
-
-
-def _missing(key: str, found: Match, skeleton: Skeleton) -> Problem:
-    if not found.paths:
-        return unmatched(key, skeleton.tree, skeleton.model_class)
-    there = len(found.paths)
-    return Problem(
-        "key-matches-some",
-        f"plan key {key!r} is on {there} of {there + found.absent} blocks of {skeleton.model_class}",
-        "wrap the entry in Optional(...) if the others may lack it",
-    )
-
-
-def _claim_modules(
-    plan: ParallelPlan, matches: Mapping[str, Match], problems: list[Problem]
-) -> dict[str, Style]:
-    """Module path -> style; two keys that claim one module are a problem."""
-    owner: dict[str, str] = {}
-    styles: dict[str, Style] = {}
-    clashes: dict[tuple[str, str], str] = {}
-    for key, entry in plan:
-        for path in matches[key].paths:
-            if path in owner:
-                clashes.setdefault((owner[path], key), path)
-                continue
-            owner[path] = key
-            styles[path] = entry.style if isinstance(entry, Optional) else entry
-    problems.extend(
-        Problem("two-keys", f"plan keys {a!r} and {b!r} both claim {path}", "keep one of them")
-        for (a, b), path in clashes.items()
-    )
-    return styles
 
 
 def _attention_modules(skeleton: Skeleton) -> dict[str, HeadGroup]:
-    """Path of every attention module -> its head group, with the projections that exist there."""
-    found = {}
-    for group in skeleton.heads:
-        for path in match_key(group.module, skeleton.tree).paths:
-            roles = {
-                child: role for child, role in group.roles.items() if f"{path}.{child}" in skeleton.modules
-            }
-            found[path] = replace(group, roles=roles)
-    return found
+    """Path of every attention module -> its head group."""
+    return {path: group for group in skeleton.heads for path in match_key(group.module, skeleton.tree).paths}
 
 
-def _check_attention(
-    styles: Mapping[str, Style], groups: Mapping[str, HeadGroup], problems: list[Problem]
-) -> None:
-    """All projections of an attention module are split, or none: heads must stay with their keys."""
+def _half_split(
+    skeleton: Skeleton, styles: Mapping[str, Style], groups: Mapping[str, HeadGroup]
+) -> Iterator[Problem]:
+    """Attention modules with some projections split and some whole: heads must stay with their keys."""
     faults: dict[str, Problem] = {}
     for path, group in groups.items():
-        split = [child for child in group.roles if f"{path}.{child}" in styles]
-        whole = [child for child in group.roles if f"{path}.{child}" not in styles]
+        there = [child for child in group.projections if f"{path}.{child}" in skeleton.modules]
+        split = [child for child in there if f"{path}.{child}" in styles]
+        whole = [child for child in there if f"{path}.{child}" not in styles]
         if split and whole:
-            pattern = pattern_of(path.split("."))
+            pattern = pattern_of(path)
             faults[pattern] = Problem(
                 "heads-together",
                 f"{pattern} has {', '.join(split)} split and {', '.join(whole)} whole",
                 "give each of them a style, or none",
             )
-    problems.extend(faults.values())
+    yield from faults.values()
 
 
 def _refuse_degree(cuts: Mapping[str, Cut], tp: int, model_class: str) -> None:
@@ -202,7 +149,7 @@ def _refuse_degree(cuts: Mapping[str, Cut], tp: int, model_class: str) -> None:
     note = f" (K/V heads are replicated above {above})" if 0 < above < max(legal) else ""
     fix = f"use tp={list_choices(legal)}{note}"
     raise LayoutError(
-        Problem("tp-divides", _why(segment, pattern_of(reasons[segment].split(".")), tp, model_class), fix)
+        Problem("tp-divides", _why(segment, pattern_of(reasons[segment]), tp, model_class), fix)
         for segment in broken
     )
 
@@ -222,7 +169,7 @@ def legal_degrees(segments: Mapping[Segment, object]) -> list[int]:
     for segment in segments:
         if not (segment.copies or segment.uneven):
             bound = gcd(bound, segment.units)
-    limit = bound or max((segment.units for segment in segments), default=1)
+    limit = bound or max((segment.units for segment in segments if segment.copies), default=1)
     return [tp for tp in range(1, limit + 1) if all(segment.allows(tp) for segment in segments)]
 
 
@@ -242,7 +189,7 @@ def _local_heads(
 ) -> dict[str, LocalHeads]:
     heads = {}
     for path, group in groups.items():
-        degree = tp if any(f"{path}.{child}" in styles for child in group.roles) else 1
+        degree = tp if any(f"{path}.{child}" in styles for child in group.projections) else 1
         heads[path] = LocalHeads(
             full_query=group.query_heads,
             full_key_value=group.key_value_heads,

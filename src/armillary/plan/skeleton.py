@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from math import prod
+from typing import Any, Literal, TypeAlias
 
-Role = Literal["query", "key_value"]
-"""What the outputs (or inputs) of a projection are counted in; `None` beside it: plain features."""
+Role: TypeAlias = Literal["query", "key_value"]
+"""The heads that the outputs (or inputs) of a projection are counted in; `None` beside it: plain features."""
+Count: TypeAlias = Literal["query", "key_value", "queries_per_key_value"]
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,16 @@ class Parameter:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole parameter."""
-        return _product(self.shape) * self.itemsize
+        return prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True)
 class HeadGroup:
     """The attention modules that share one set of head counts, and what their projections hold.
 
-    `roles` maps a child of the attention module to the roles of its fused blocks: a plain query
-    projection has `("query",)`, a fused QKV `("query", "key_value", "key_value")`.
+    `outputs` and `inputs` map a child of the attention module to what its outputs (inputs) are counted
+    in, one role for each fused block: a plain query projection has `("query",)` as outputs, a fused QKV
+    `("query", "key_value", "key_value")`; an output projection has `("query",)` as inputs.
     """
 
     module: str
@@ -47,9 +50,15 @@ class HeadGroup:
     query_heads: int
     key_value_heads: int
     head_dim: int
-    roles: Mapping[str, tuple[Role | None, ...]]
-    counts: Mapping[str, str] = field(default_factory=dict)
-    """Attribute of the module that holds a count -> "query", "key_value" or "queries_per_key_value"."""
+    outputs: Mapping[str, tuple[Role | None, ...]]
+    inputs: Mapping[str, tuple[Role | None, ...]]
+    counts: Mapping[str, Count] = field(default_factory=dict)
+    """Attribute of the module that holds a count -> what it counts."""
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The children that hold heads, as outputs or as inputs."""
+        return (*self.outputs, *self.inputs)
 
     def heads(self, role: Role) -> int:
         """Full (global) number of heads of a role."""
@@ -64,8 +73,8 @@ class Skeleton:
     config: Mapping[str, Any]
     parameters: Mapping[str, Parameter]
     heads: tuple[HeadGroup, ...] = ()
-    blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Modules that declare their own fused blocks (`_tp_packed_*_blocks`), path to block sizes."""
+    blocks: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
+    """Fused blocks that modules declare themselves (`_tp_packed_*_blocks`): path to dimension to sizes."""
 
     @classmethod
     def of_model(cls, model: Any, heads: Iterable[HeadGroup] = ()) -> Skeleton:
@@ -81,10 +90,9 @@ class Skeleton:
             )
             for name, tensor in model.state_dict(keep_vars=True).items()
         }
-        config = {key: value for key, value in dict(getattr(model, "config", {})).items() if key[0] != "_"}
         return cls(
             model_class=type(model).__name__,
-            config=config,
+            config=_config_of(model),
             parameters=parameters,
             heads=tuple(heads),
             blocks=_declared_blocks(modules),
@@ -126,25 +134,24 @@ def _owner(parameter_name: str) -> str:
     return parameter_name.rpartition(".")[0]
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
 def _kind_of(module: Any) -> str:
     """Kind by the torch class it is or derives from; told by name, so that torch is not imported here."""
     names = {base.__name__ for base in type(module).__mro__ if base.__module__.startswith("torch.nn")}
     return "linear" if "Linear" in names else "embedding" if "Embedding" in names else "other"
 
 
-def _declared_blocks(modules: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    declared = {}
+def _declared_blocks(modules: Mapping[str, Any]) -> dict[str, Mapping[int, tuple[int, ...]]]:
+    """What diffusers' models note on their fused layers: block sizes of the outputs (dim 0) or inputs (1)."""
+    declared: dict[str, Mapping[int, tuple[int, ...]]] = {}
     for path, module in modules.items():
-        blocks = getattr(module, "_tp_packed_col_blocks", None) or getattr(
-            module, "_tp_packed_row_blocks", None
-        )
-        if blocks:
-            declared[path] = tuple(int(block) for block in blocks)
+        noted = (getattr(module, f"_tp_packed_{side}_blocks", None) for side in ("col", "row"))
+        if found := {dim: tuple(blocks) for dim, blocks in enumerate(noted) if blocks}:
+            declared[path] = found
     return declared
+
+
+def _config_of(model: Any) -> dict[str, Any]:
+    """The settings of a model: diffusers' config is a mapping, transformers' an object, others have none."""
+    config = getattr(model, "config", {})
+    settings = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+    return {key: value for key, value in settings.items() if not key.startswith("_")}

@@ -76,40 +76,46 @@ Style: TypeAlias = Colwise | Rowwise | PackedColwise | PackedRowwise | VocabSpli
 
 @dataclass(frozen=True)
 class Optional:
-    """An entry whose module a checkpoint may lack. `style` may be a style object or its name."""
+    """An entry whose module a checkpoint may lack. `style` may take any form that `parse_style` takes."""
 
     style: Style
 
     def __init__(self, style: object) -> None:
-        if isinstance(style, Optional):
+        entry = parse_entry(style)
+        if isinstance(entry, Optional):
             raise PlanError(
                 Problem("optional-once", "Optional(Optional(...)) says the same thing twice", "write it once")
             )
-        object.__setattr__(self, "style", parse_style(style))
+        object.__setattr__(self, "style", entry)
 
 
 Entry: TypeAlias = Style | Optional
 
+_PACKED: Mapping[str, type[PackedColwise | PackedRowwise]] = {
+    "packed_colwise": PackedColwise,
+    "packed_rowwise": PackedRowwise,
+}
 _BY_NAME: Mapping[str, type[Style]] = {
     "colwise": Colwise,
     "rowwise": Rowwise,
-    "packed_colwise": PackedColwise,
-    "packed_rowwise": PackedRowwise,
+    **_PACKED,
     "vocab_split": VocabSplit,
 }
 _NAMES = {style: name for name, style in _BY_NAME.items()}
 # diffusers' own marker objects, recognised by name so that no import of diffusers is needed
-_DIFFUSERS = ("PackedColwiseParallel", "PackedRowwiseParallel")
+_DIFFUSERS: Mapping[str, type[PackedColwise | PackedRowwise]] = {
+    "PackedColwiseParallel": PackedColwise,
+    "PackedRowwiseParallel": PackedRowwise,
+}
 
 
 def _checked_blocks(blocks: Sequence[int] | None) -> tuple[int, ...] | None:
     if blocks is None:
         return None
-    if not blocks or any(not isinstance(b, int) or isinstance(b, bool) or b < 1 for b in blocks):
+    listed = isinstance(blocks, Sequence) and len(blocks) > 0
+    if not listed or any(not isinstance(b, int) or isinstance(b, bool) or b < 1 for b in blocks):
         raise PlanError(
-            Problem(
-                "packed-blocks", f"blocks={list(blocks)} are not proportions", "use whole numbers from 1 up"
-            )
+            Problem("packed-blocks", f"blocks={blocks!r} are not proportions", "list whole numbers from 1 up")
         )
     return tuple(blocks)
 
@@ -128,13 +134,12 @@ def parse_style(value: object) -> Style:
         return value
     if isinstance(value, str) and value in _BY_NAME:
         return _BY_NAME[value]()
-    if type(value).__name__ in _DIFFUSERS:
-        blocks = getattr(value, "blocks", None)
-        return PackedColwise(blocks) if "Col" in type(value).__name__ else PackedRowwise(blocks)
+    if marker := _DIFFUSERS.get(type(value).__name__):
+        return marker(getattr(value, "blocks", None))
     if isinstance(value, Mapping) and len(value) == 1:
         name, argument = next(iter(value.items()))
-        if name in ("packed_colwise", "packed_rowwise") and isinstance(argument, list):
-            return PackedColwise(argument) if name == "packed_colwise" else PackedRowwise(argument)
+        if packed := _PACKED.get(name):
+            return packed(argument)
         if name == "colwise" and argument == {"gather": True}:
             return Colwise(gather=True)
     raise PlanError(

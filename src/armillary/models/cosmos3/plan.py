@@ -46,16 +46,15 @@ def heads(config: Mapping[str, Any]) -> tuple[HeadGroup, ...]:
             query_heads=config["num_attention_heads"],
             key_value_heads=config["num_key_value_heads"],
             head_dim=config["head_dim"],
-            roles={
+            outputs={
                 "to_q": ("query",),
                 "to_k": ("key_value",),
                 "to_v": ("key_value",),
-                "to_out": ("query",),
                 "add_q_proj": ("query",),
                 "add_k_proj": ("key_value",),
                 "add_v_proj": ("key_value",),
-                "to_add_out": ("query",),
             },
+            inputs={"to_out": ("query",), "to_add_out": ("query",)},
             counts={
                 "num_attention_heads": "query",
                 "num_key_value_heads": "key_value",

@@ -12,36 +12,11 @@ from typing import Any, TypeAlias
 Described: TypeAlias = tuple[str, tuple[int, ...], str]
 """(full parameter name, full shape, kind)."""
 
-DEFAULTS: Mapping[str, Any] = {
-    "attention_bias": False,
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "patch_latent_dim": 192,
-    "action_dim": None,
-    "action_gen": False,
-    "num_embodiment_domains": 32,
-    "sound_dim": None,
-    "sound_gen": False,
-    "vocab_size": 151936,
-    "hidden_act": "silu",
-    "qk_norm_for_text": True,
-    "use_und_k_norm_for_gen": False,
-}
-"""What the class assumes where a config is silent; only settings that decide names or shapes."""
-
-FP32_MODULES = ("time_embedder",)
-"""Kept in float32 whatever the model's dtype (`_keep_in_fp32_modules` of the class)."""
-
 _TIME_CHANNELS = 256
 
 
-def parameters(config: Mapping[str, Any]) -> Iterator[Described]:
-    """Every entry of the model's state dict, in its order."""
-    c = {**DEFAULTS, **config}
+def parameters(c: Mapping[str, Any]) -> Iterator[Described]:
+    """Every entry of the state dict of a model with the complete config `c`, in its order."""
     hidden, vocab = c["hidden_size"], c["vocab_size"]
     if c["action_gen"]:
         yield "action_modality_embed", (hidden,), "other"

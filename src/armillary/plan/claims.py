@@ -1,0 +1,104 @@
+"""Which key of a plan claims which module, and what is wrong with the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from armillary.errors import Problem
+from armillary.plan.explain import (
+    Match,
+    container_problem,
+    did_you_mean,
+    match_key,
+    mended,
+    one_slip,
+    unmatched,
+    wildcard_problem,
+)
+from armillary.plan.plan import ParallelPlan
+from armillary.plan.skeleton import Skeleton
+from armillary.plan.styles import Optional, Style
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What the keys of a plan found in a skeleton."""
+
+    matches: Mapping[str, Match]
+    """Plan key -> the module paths it found."""
+    styles: Mapping[str, Style]
+    """Module path -> the style of the key that claims it."""
+
+
+def claim_modules(skeleton: Skeleton, plan: ParallelPlan, problems: list[Problem]) -> Claims:
+    """Hold every key of `plan` against `skeleton`; what is wrong is added to `problems`."""
+    matches = {key: match_key(key, skeleton.tree) for key, _ in plan}
+    problems.extend(_key_problems(skeleton, plan, matches))
+    styles = _styles(skeleton, plan, matches, problems)
+    problems.extend(_slips(skeleton, plan, matches, styles))
+    return Claims(matches, styles)
+
+
+def _key_problems(skeleton: Skeleton, plan: ParallelPlan, matches: Mapping[str, Match]) -> Iterator[Problem]:
+    for key, entry in plan:
+        label, found = plan.label(key), matches[key]
+        problem = wildcard_problem(label, key, skeleton.tree)
+        problem = problem or container_problem(label, found, skeleton.modules)
+        if not isinstance(entry, Optional):
+            problem = problem or _missing(label, key, found, skeleton)
+        if problem:
+            yield problem
+
+
+def _missing(label: str, key: str, found: Match, skeleton: Skeleton) -> Problem | None:
+    """The problem of a required key that matches nothing, or only some blocks."""
+    if not found.paths:
+        return unmatched(label, key, skeleton.tree, skeleton.model_class)
+    if not found.absent:
+        return None
+    there = len(found.paths)
+    return Problem(
+        "key-matches-some",
+        f"{label} is on {there} of {there + found.absent} blocks of {skeleton.model_class}",
+        "wrap the entry in Optional(...) if the others may lack it",
+    )
+
+
+def _styles(
+    skeleton: Skeleton, plan: ParallelPlan, matches: Mapping[str, Match], problems: list[Problem]
+) -> dict[str, Style]:
+    """Module path -> style; two keys that claim one module are a problem."""
+    owner: dict[str, str] = {}
+    styles: dict[str, Style] = {}
+    clashes: dict[tuple[str, str], str] = {}
+    for key, entry in plan:
+        for path in matches[key].paths:
+            if path in owner:
+                clashes.setdefault((owner[path], key), path)
+            elif path in skeleton.modules:
+                owner[path] = key
+                styles[path] = entry.style if isinstance(entry, Optional) else entry
+    problems.extend(
+        Problem("two-keys", f"{plan.label(a)} and {plan.label(b)} both claim {path}", "keep one of them")
+        for (a, b), path in clashes.items()
+    )
+    return styles
+
+
+def _slips(
+    skeleton: Skeleton, plan: ParallelPlan, matches: Mapping[str, Match], styles: Mapping[str, Style]
+) -> Iterator[Problem]:
+    """Optional keys that match nothing while, one letter away, there is a layer that no key claims."""
+    for key, entry in plan:
+        if not isinstance(entry, Optional) or matches[key].paths:
+            continue
+        for right in mended(key, skeleton.tree):
+            paths = match_key(right, skeleton.tree).paths
+            kinds = {p.kind for path in paths for p in skeleton.modules.get(path, {}).values()}
+            if one_slip(key, right) and kinds & {*entry.style.kinds} and styles.keys().isdisjoint(paths):
+                yield Problem(
+                    "optional-slip",
+                    f"{plan.label(key)} matches nothing, and no key claims {right}",
+                    f"{did_you_mean([right])}remove the entry",
+                )
