@@ -1,0 +1,212 @@
+"""One step of a model split over two ranks of one thread each: Armillary beside diffusers' own route.
+
+    python benchmarks/step.py [--rounds 3] [--repeats 12] [--keep]
+
+Both routes split the same random weights in one process group and take turns, step by step. diffusers gets
+what it lacks for Cosmos 3 inside the benchmark only (`peer.py`). A third and a fourth run give the limit:
+nothing but the linear layers and the attention of this rank, and nothing but the all-reduces.
+Goal: armillary / diffusers <= 0.92 at 64 text + 64 vision tokens and <= 1.05 at 64 + 1024.
+Exits with 1 when the two routes' outputs differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from common import interleave, provenance, publish, ratios, spread
+from peer import patched_diffusers, use_local_heads
+from torch import nn
+
+import armillary
+from armillary.engine.launch import run_ranks
+from armillary.engine.worker import Rank
+
+CONFIG: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 3072,
+    "vocab_size": 32000,
+    "hidden_act": "silu",
+    "rope_axes_dim": [12, 10, 10],
+}
+TEXT_TOKENS = 64
+SHAPES = {"64+64": (1, 8, 8), "64+1024": (4, 16, 16)}
+"""Text + vision tokens -> the vision tokens' grid (frames, height, width)."""
+GOALS = {"64+64": 0.92, "64+1024": 1.05}
+TOLERANCE = 2e-5
+"""Of the largest difference between the two routes' outputs, whose standard deviation is about 1."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=3, help="times that the ranks are started anew")
+    parser.add_argument("--repeats", type=int, default=12, help="steps of each route per round and shape")
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/step.json as well")
+    options = parser.parse_args()
+    rounds = [_round(options.repeats) for _ in range(options.rounds)]
+    shapes = {shape: _figures([one[shape] for one in rounds], GOALS[shape]) for shape in SHAPES}
+    setting = {"ranks": 2, "threads_per_rank": 1, "rounds": options.rounds, "config": CONFIG}
+    publish("step", {"benchmark": "step", **provenance(), **setting, "shapes": shapes}, keep=options.keep)
+    return int(any(figures["outputs_max_abs"] > TOLERANCE for figures in shapes.values()))
+
+
+def _round(repeats: int) -> dict[str, Any]:
+    figures: dict[str, Any] = run_ranks(
+        "step:on_each_rank", {"repeats": repeats}, 2, env={"OMP_NUM_THREADS": "1"}
+    )
+    return figures
+
+
+def _figures(rounds: list[dict[str, Any]], goal: float) -> dict[str, Any]:
+    """What is told of one shape, from its times in every round."""
+    times = {run: [s for one in rounds for s in one["seconds"][run]] for run in rounds[0]["seconds"]}
+    ratio = ratios(times["armillary"], times["diffusers"])
+    by_round = [ratios(one["seconds"]["armillary"], one["seconds"]["diffusers"]) for one in rounds]
+    limit = statistics.median(times["bare_matmuls"]) + statistics.median(times["bare_reduces"])
+    return {
+        "ratio": ratio,
+        "ratio_of_medians_by_round": [one["of_medians"] for one in by_round],
+        "goal": goal,
+        "met": ratio["of_medians"] <= goal,
+        "seconds": {run: spread(values) for run, values in times.items()},
+        "limit_seconds": round(limit, 4),
+        "times_limit": {
+            run: round(statistics.median(times[run]) / limit, 3) for run in ("armillary", "diffusers")
+        },
+        "outputs_max_abs": max(one["outputs_max_abs"] for one in rounds),
+    }
+
+
+@torch.no_grad()
+def on_each_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
+    """Times and the outputs' distance for every shape; the slower rank's time counts."""
+    torch.set_num_threads(1)
+    ours = armillary.parallelize(_model(), armillary.Layout(tp=rank.world_size))
+    peer = _split_by_diffusers(_model(), rank.world_size)
+    rank.heartbeat.beat("computing")
+    figures = {}
+    for shape, grid in SHAPES.items():
+        inputs = _inputs(grid)
+        bare = Bare.of(ours, inputs)
+        outputs = [model(**inputs).sample[0] for model in (ours, peer)]
+        runs: dict[str, Callable[[], object]] = {
+            "armillary": lambda inputs=inputs: ours(**inputs),  # type: ignore[misc]
+            "diffusers": lambda inputs=inputs: peer(**inputs),  # type: ignore[misc]
+            "bare_matmuls": bare.matmuls,
+            "bare_reduces": bare.reduces,
+        }
+        seconds = interleave(runs, payload["repeats"], warm_up=2, before_each=dist.barrier)
+        figures[shape] = {
+            "seconds": _slowest(seconds),
+            "outputs_max_abs": float((outputs[0] - outputs[1]).abs().max()),
+        }
+    return figures
+
+
+def _model() -> Any:
+    """The same random weights wherever it is called."""
+    from diffusers import Cosmos3OmniTransformer
+
+    torch.manual_seed(0)
+    return Cosmos3OmniTransformer(**CONFIG).eval()
+
+
+def _split_by_diffusers(model: Any, degree: int) -> Any:
+    from diffusers import TensorParallelConfig
+
+    with patched_diffusers():
+        model.enable_parallelism(config=TensorParallelConfig(tp_degree=degree))
+    use_local_heads(model, degree)
+    return model
+
+
+def _inputs(grid: tuple[int, int, int]) -> dict[str, Any]:
+    """The arguments of one step: a prompt and one video of `grid` patches, all of its frames noisy."""
+    torch.manual_seed(1)
+    frames, height, width = grid
+    vision = math.prod(grid)
+    length = TEXT_TOKENS + vision
+    vision_indexes = torch.arange(TEXT_TOKENS, length)
+    return {
+        "input_ids": torch.randint(CONFIG["vocab_size"], (TEXT_TOKENS,)),
+        "text_indexes": torch.arange(TEXT_TOKENS),
+        "position_ids": torch.arange(length).expand(3, -1),
+        "und_len": TEXT_TOKENS,
+        "sequence_length": length,
+        "vision_tokens": [torch.randn(1, 48, frames, 2 * height, 2 * width)],
+        "vision_token_shapes": [grid],
+        "vision_sequence_indexes": vision_indexes,
+        "vision_mse_loss_indexes": vision_indexes,
+        "vision_timesteps": torch.full((vision,), 500.0),
+        "vision_noisy_frame_indexes": [torch.arange(frames)],
+    }
+
+
+@dataclass
+class Bare:
+    """What no tensor-parallel step on this machine can do without, and nothing else."""
+
+    linears: list[tuple[nn.Linear, torch.Tensor]] = field(default_factory=list)
+    """Every linear layer that a step calls, with an input of the size that it gets."""
+    attentions: list[tuple[torch.Tensor, torch.Tensor, bool]] = field(default_factory=list)
+    """Queries, keys (also used as values) and whether causal, per call."""
+    reduced: list[torch.Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: Any, inputs: Mapping[str, Any]) -> Bare:
+        """Listen to one step of a model that Armillary has split."""
+        bare = cls()
+        hooks = [
+            module.register_forward_hook(lambda module, args, _: bare.linears.append((module, args[0])))
+            for module in model.modules()
+            if isinstance(module, nn.Linear)
+        ]
+        model(**inputs)
+        for hook in hooks:
+            hook.remove()
+        text, vision = TEXT_TOKENS, inputs["sequence_length"] - TEXT_TOKENS
+        for layer in model.layers:
+            heads = layer.self_attn.num_attention_heads, layer.self_attn.num_key_value_heads
+            for queries, keys, causal in ((text, text, True), (vision, text + vision, False)):
+                q, k = (
+                    torch.randn(1, count, length, layer.self_attn.head_dim)
+                    for count, length in zip(heads, (queries, keys), strict=True)
+                )
+                bare.attentions.append((q, k, causal))
+                bare.reduced += [torch.zeros(queries, CONFIG["hidden_size"]) for _ in ("attention", "mlp")]
+        return bare
+
+    def matmuls(self) -> None:
+        """The linear layers and the attention."""
+        for linear, x in self.linears:
+            F.linear(x, linear.weight)
+        for q, k, causal in self.attentions:
+            F.scaled_dot_product_attention(q, k, k, is_causal=causal, enable_gqa=True)
+
+    def reduces(self) -> None:
+        """One all-reduce per row-split layer."""
+        for tensor in self.reduced:
+            dist.all_reduce(tensor)
+
+
+def _slowest(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
+    """The greatest of the ranks' times for every repeat."""
+    everyone: list[dict[str, list[float]]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, seconds)
+    return {run: list(map(max, *(one[run] for one in everyone))) for run in seconds}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
