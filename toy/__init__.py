@@ -1,0 +1,1 @@
+"""How the toy world was made: its clips, its measure, and the scripts that trained its checkpoint."""
