@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from armillary.engine.heartbeat import Heartbeat, current_heartbeat
 from armillary.errors import EngineError, Problem
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,14 @@ class Group:
     size: int = 1
     rank: int = 0
     process_group: dist.ProcessGroup | None = None
+    members: tuple[int, ...] = ()
+    """Global ranks in mesh order. torch orders a process group by global rank, whatever order it is given."""
     heartbeat: Heartbeat = field(default_factory=current_heartbeat, repr=False, compare=False)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over the group, in place; every rank gets the same bits."""
         if self.size > 1:
+            _refuse_autograd(tensor)
             with self.heartbeat.waiting():
                 dist.all_reduce(tensor, group=self.process_group)
         return tensor
@@ -45,14 +50,16 @@ class Group:
         """
         if self.size == 1:
             return tensor
+        _refuse_autograd(tensor)
         sent = tensor.movedim(dim, 0).contiguous()
         if sent.shape[0] < max(sizes):
             sent = torch.cat([sent, sent.new_zeros(max(sizes) - sent.shape[0], *sent.shape[1:])])
         received = [torch.empty_like(sent) for _ in range(self.size)]
         with self.heartbeat.waiting():
             dist.all_gather(received, sent, group=self.process_group)
-        parts = [part[:size] for part, size in zip(received, sizes, strict=True)]
-        return torch.cat(parts).movedim(0, dim)
+        parts = zip(self._in_mesh_order(received), sizes, strict=True)
+        # contiguous, as the output of a whole layer is: callers may `view` it
+        return torch.cat([part[:size] for part, size in parts]).movedim(0, dim).contiguous()
 
     def collect(self, tensor: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
         """Bring every rank's tensor to the first rank, where rank r has shape `shapes[r]`.
@@ -61,15 +68,14 @@ class Group:
         """
         if self.size == 1:
             return [tensor]
-        ranks = dist.get_process_group_ranks(self.process_group)
         with self.heartbeat.waiting():
             if self.rank > 0:
-                dist.send(tensor.contiguous(), dst=ranks[0], group=self.process_group)
+                dist.send(tensor.contiguous(), dst=self.members[0], group=self.process_group)
                 return None
             collected = [tensor]
             for peer in range(1, self.size):
                 part = torch.empty(tuple(shapes[peer]), dtype=tensor.dtype, device=tensor.device)
-                dist.recv(part, src=ranks[peer], group=self.process_group)
+                dist.recv(part, src=self.members[peer], group=self.process_group)
                 collected.append(part)
         return collected
 
@@ -86,7 +92,12 @@ class Group:
         everyone: list[Any] = [None] * self.size
         with self.heartbeat.waiting():
             dist.all_gather_object(everyone, value, group=self.process_group)
-        return everyone
+        return self._in_mesh_order(everyone)
+
+    def _in_mesh_order(self, gathered: Sequence[T]) -> list[T]:
+        """What the ranks of the process group gave, by their place on the axis."""
+        assert self.process_group is not None, "a group of several ranks has a process group"
+        return [gathered[dist.get_group_rank(self.process_group, member)] for member in self.members]
 
     def agree(self, what: str, facts: Mapping[str, object]) -> None:
         """Raise `EngineError` on every rank unless all ranks hold equal `facts`; the first few are named."""
@@ -107,3 +118,15 @@ class Group:
                     "give every rank the same",
                 )
             )
+
+
+def _refuse_autograd(tensor: torch.Tensor) -> None:
+    # torch would warn and go on, with gradients of this rank's part alone
+    if tensor.requires_grad:
+        raise EngineError(
+            Problem(
+                "no-autograd",
+                "a sharded model computes no gradients: its reduces are not differentiable",
+                "call it under torch.no_grad(), with inputs that require no gradient",
+            )
+        )

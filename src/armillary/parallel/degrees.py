@@ -20,7 +20,7 @@ def as_layout(value: LayoutLike) -> Layout:
         return value
     name = type(value).__name__
     if name == "TensorParallelConfig":
-        return Layout(tp=value.mesh.size() if value.mesh is not None else value.tp_degree)
+        return Layout(tp=value.tp_degree if value.mesh is None else _size_of_first_ranks(value.mesh))
     if name == "ContextParallelConfig":
         return Layout(ring=value.ring_degree or 1, ulysses=value.ulysses_degree or 1)
     if name == "ParallelConfig":
@@ -34,6 +34,20 @@ def as_layout(value: LayoutLike) -> Layout:
             "pass armillary.Layout(tp=...) or a diffusers TensorParallelConfig",
         )
     )
+
+
+def _size_of_first_ranks(device_mesh: Any) -> int:
+    """The size of a config's own DeviceMesh, which must lie where a `Layout` would."""
+    ranks = device_mesh.mesh.flatten().tolist()
+    if ranks != list(range(len(ranks))):
+        raise LayoutError(
+            Problem(
+                "config-mesh",
+                f"the config's mesh is on ranks {ranks}, and a layout is put on the first {len(ranks)}",
+                f"pass layout=Layout(tp={len(ranks)}) and mesh=build_mesh(layout, {ranks})",
+            )
+        )
+    return len(ranks)
 
 
 def require_built(layout: Layout) -> None:

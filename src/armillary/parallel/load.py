@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from armillary.errors import CheckpointError, Problem, Refusals, list_choices
 from armillary.layout import Layout
 from armillary.models.described import as_loaded, class_named_in, hold_against
 from armillary.models.registry import known_classes, resolve, skeleton_of
+from armillary.parallel.collectives import Group
 from armillary.parallel.degrees import LayoutLike, as_layout, require_built
-from armillary.parallel.mesh import Mesh, build_mesh
+from armillary.parallel.fingerprint import fingerprint
+from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.tensor import install, place
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
@@ -50,36 +53,53 @@ def load(
             None keeps each tensor's stored dtype.
         device: where the shards go; by default the rank's own device where ranks are used, else the CPU.
         plan: replaces the registered plan; `overrides` are merged into it key by key.
-        mesh: ranks to use instead of the first `layout.world_size` (see `build_mesh`).
+        mesh: ranks to use instead of the first `layout.world_size`, built for the same layout (see
+            `build_mesh`).
         progress: show a progress bar on the first rank (only on a terminal).
 
     Raises:
         CheckpointError: the folder does not hold the model its config names.
         PlanError, LayoutError: the plan does not fit the model, or the layout the plan or the ranks.
+        EngineError: the ranks have different plans or checkpoints, as far as what all of them hold shows.
     """
     degrees = as_layout(layout)
+    refuse_other_mesh(degrees, mesh)
     folder = locate(checkpoint, subfolder)
     index = read_index(folder)
-    model = build_on_meta(index)
+    model = build_on_meta(index, dtype)
     resolved = _resolve_all(model, index, degrees, dtype, plan, overrides)
     mesh = mesh or build_mesh(degrees)
     _fill(model, index, resolved, mesh, torch.device(device or mesh.device()), progress)
+    _agree(model, resolved, mesh.tp)
     install(model, resolved, mesh)
     return model.eval()
 
 
-def build_on_meta(index: CheckpointIndex) -> nn.Module:
+def build_on_meta(index: CheckpointIndex, dtype: torch.dtype | None = None) -> nn.Module:
     """The model of a checkpoint's config: parameters on meta, non-persistent buffers as always.
 
     Buffers such as the rotary `inv_freq` are in no checkpoint and are computed by the constructor, so
-    only parameters are built on meta.
+    only parameters are built on meta. `from_pretrained` runs the constructor under the dtype it is asked
+    for, which decides the dtype of a buffer that names none.
     """
     from accelerate import init_empty_weights
 
     cls = find_class(class_named_in(index.config, index.folder), index.folder)
-    with init_empty_weights(include_buffers=False):
+    with _default_dtype(dtype), init_empty_weights(include_buffers=False):
         model: nn.Module = cls.from_config(dict(index.config))
     return model
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Within the block, new tensors have `dtype` where that is one torch can compute in."""
+    before = torch.get_default_dtype()
+    computable = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    torch.set_default_dtype(dtype if dtype in computable else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def find_class(name: str, folder: Path) -> Any:
@@ -153,3 +173,15 @@ def _fill(
         place(model, name, buffer.to(device))
     left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
     assert not left, f"the checkpoint was compared with the model, and yet {left} had no values"
+
+
+def _agree(model: nn.Module, resolved: ResolvedPlan, tp: Group) -> None:
+    """Machines may have checkpoints of their own. Whole tensors are compared by their bits, split ones by
+    what they are parts of."""
+    if tp.size == 1:
+        return
+    tp.agree("plan", {key: str(entry) for key, entry in resolved.plan})
+    state = model.state_dict()
+    parameters = resolved.skeleton.parameters.items()
+    facts = {name: f"{p.dtype}{list(p.shape)}" for name, p in parameters}
+    tp.agree("checkpoint", facts | {name: fingerprint(state[name]) for name in resolved.replicated})

@@ -56,13 +56,13 @@ def build_mesh(layout: Layout, ranks: Sequence[int] | None = None) -> Mesh:
     if layout.world_size == 1:
         return Mesh(layout, dict.fromkeys(Layout.AXES, 0), {axis: Group(axis) for axis in Layout.AXES})
     _require_process_group(layout)
-    if problems := layout.world_problems(dist.get_world_size()):
-        raise LayoutError(problems)
     chosen = list(range(layout.world_size)) if ranks is None else list(ranks)
+    if problems := _rank_problems(layout, chosen, dist.get_world_size()):
+        raise LayoutError(problems)
+    # an axis of one rank needs no process group
+    used = {axis: degree for axis, degree in layout.degrees.items() if degree > 1}
     device_mesh = DeviceMesh(
-        device_type(),
-        torch.tensor(chosen).view(tuple(layout.degrees.values())),
-        mesh_dim_names=Layout.AXES,
+        device_type(), torch.tensor(chosen).view(tuple(used.values())), mesh_dim_names=tuple(used)
     )
     if dist.get_rank() not in chosen:
         raise LayoutError(
@@ -72,12 +72,39 @@ def build_mesh(layout: Layout, ranks: Sequence[int] | None = None) -> Mesh:
                 f"start {layout.world_size} ranks, or raise a degree",
             )
         )
-    coordinate = layout.coordinate(chosen.index(dist.get_rank()))
-    groups = {
-        axis: Group(axis, degree, coordinate[axis], device_mesh.get_group(axis) if degree > 1 else None)
-        for axis, degree in layout.degrees.items()
-    }
+    place = {rank: layout.coordinate(position) for position, rank in enumerate(chosen)}
+    coordinate = place[dist.get_rank()]
+    groups = {axis: Group(axis) for axis in Layout.AXES}
+    for axis, degree in used.items():
+        members = tuple(r for r in chosen if {**place[r], axis: 0} == {**coordinate, axis: 0})
+        groups[axis] = Group(axis, degree, coordinate[axis], device_mesh.get_group(axis), members)
     return Mesh(layout, coordinate, groups, device_mesh)
+
+
+def refuse_other_mesh(layout: Layout, mesh: Mesh | None) -> None:
+    """Raise `LayoutError` when `mesh` was built for another layout, so that shards and ranks differ."""
+    if mesh is not None and mesh.layout != layout:
+        raise LayoutError(
+            Problem(
+                "mesh-layout",
+                f"the layout is {layout} and the mesh was built for {mesh.layout}",
+                "pass layout=mesh.layout",
+            )
+        )
+
+
+def _rank_problems(layout: Layout, chosen: Sequence[int], available: int) -> list[Problem]:
+    if problems := layout.world_problems(available):
+        return problems
+    if len(set(chosen)) == len(chosen) == layout.world_size and set(chosen) <= set(range(available)):
+        return []
+    return [
+        Problem(
+            "mesh-ranks",
+            f"{list(chosen)} are not {layout.world_size} different ranks of a group of {available}",
+            f"give as many of 0 to {available - 1} as {layout} has",
+        )
+    ]
 
 
 def _require_process_group(layout: Layout) -> None:

@@ -12,7 +12,7 @@ from armillary.models.registry import resolve
 from armillary.parallel.collectives import Group
 from armillary.parallel.degrees import LayoutLike, as_layout, require_built
 from armillary.parallel.fingerprint import fingerprint
-from armillary.parallel.mesh import Mesh, build_mesh
+from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.tensor import install, place, sharding_of, take_ranges
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
@@ -35,19 +35,21 @@ def parallelize(
         model: any `nn.Module` with a plan; the same weights on every rank.
         layout: the degrees, as a `Layout` or one of diffusers' parallel configs.
         plan: replaces the registered plan; `overrides` are merged into it key by key.
-        mesh: ranks to use instead of the first `layout.world_size` (see `build_mesh`).
+        mesh: ranks to use instead of the first `layout.world_size`, built for the same layout (see
+            `build_mesh`).
 
     Raises:
         PlanError: the plan does not describe the model, or the model is split already.
         LayoutError: degrees that the model or the process group cannot do.
-        EngineError: the ranks hold different weights.
+        EngineError: the ranks hold different plans or weights.
     """
     degrees = as_layout(layout)
+    refuse_other_mesh(degrees, mesh)
     _refuse_twice(model)
     resolved = resolve(model, degrees, plan=plan, overrides=overrides)
     require_built(degrees)
     mesh = mesh or build_mesh(degrees)
-    _agree_on_weights(model, mesh.tp)
+    _agree(model, resolved, mesh.tp)
     for name, tensor in _local_tensors(model, resolved, mesh.tp.rank).items():
         place(model, name, tensor)
     install(model, resolved, mesh)
@@ -55,7 +57,8 @@ def parallelize(
 
 
 def _refuse_twice(model: nn.Module) -> None:
-    if sharding := sharding_of(model):
+    sharding = sharding_of(model)
+    if sharding and sharding.resolved.shards:
         raise PlanError(
             Problem(
                 "already-split",
@@ -74,7 +77,8 @@ def _local_tensors(model: nn.Module, resolved: ResolvedPlan, tp_rank: int) -> di
     }
 
 
-def _agree_on_weights(model: nn.Module, tp: Group) -> None:
+def _agree(model: nn.Module, resolved: ResolvedPlan, tp: Group) -> None:
     """Ranks that made their weights themselves, with other seeds, would compute something else."""
     if tp.size > 1:
+        tp.agree("plan", {key: str(entry) for key, entry in resolved.plan})
         tp.agree("weights", {name: fingerprint(tensor) for name, tensor in model.state_dict().items()})

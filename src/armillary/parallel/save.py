@@ -29,25 +29,39 @@ def save(model: Any, folder: str | Path, *, max_file_bytes: int = MAX_FILE_BYTES
     A sharded model is put together tensor by tensor: every rank of its layout must call this, the first
     one writes, and all return when the folder is complete. Nothing half written is left in `folder`.
 
-    Raises `CheckpointError` on every rank when the folder cannot be written.
+    Raises `CheckpointError` on every rank when the folder cannot be written, or when the model is of no
+    class that writes a config.
     """
     folder = Path(folder)
+    _refuse_without_config(model)
     sharding = sharding_of(model)
+    groups = list(sharding.mesh.groups.values()) if sharding else []
     tp = sharding.mesh.tp if sharding else Group("tp")
-    writes = sharding is None or sharding.mesh.is_first
     wholes = _whole_tensors(model, sharding.resolved if sharding else None, tp)
-    failure = None
-    if writes:
+    cause = None
+    if sharding is None or sharding.mesh.is_first:
         try:
             _write(model, wholes, folder, max_file_bytes)
-        except OSError as error:
-            failure = f"{folder} cannot be written: {error}"
+        except Exception as error:  # not OSError alone: safetensors raises its own for a full disk
+            cause = error
     for _ in wholes:
         pass  # the other ranks send; the first one, if it failed, still takes what they send
-    failures = [failure for failure in tp.share(failure) if failure]
-    if failures:
+    failure = f"{folder} cannot be written: {cause}" if cause else None
+    for group in groups:  # axis by axis the word reaches every rank of the mesh
+        failure = next(filter(None, group.share(failure)), None)
+    if failure:
+        problem = Problem("save-writes", failure, "give a folder with room that you may write to")
+        raise CheckpointError(problem) from cause
+
+
+def _refuse_without_config(model: Any) -> None:
+    if not hasattr(model, "save_config"):
         raise CheckpointError(
-            Problem("save-writes", failures[0], "give a folder with room that you may write to")
+            Problem(
+                "save-config",
+                f"{type(model).__name__} has no save_config, so its folder could not be loaded again",
+                "save a diffusers model, or write state_dict() yourself",
+            )
         )
 
 
@@ -77,16 +91,30 @@ def put_together(parts: list[torch.Tensor], shard: Shard, shape: tuple[int, ...]
 
 
 def _write(model: Any, wholes: Iterator[tuple[str, torch.Tensor]], folder: Path, max_file_bytes: int) -> None:
-    """Write into a folder beside the target first, then move every file at once."""
+    """Write into a folder inside the target first, then move every file out of it."""
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-        partial = Path(scratch)
-        model.save_config(partial)
-        _write_tensors(wholes, partial, max_file_bytes)
-        for stale in folder.glob(f"{_STEM}*.safetensors*"):
-            stale.unlink()
-        for file in partial.iterdir():
-            shutil.move(file, folder / file.name)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as scratch:
+            partial = Path(scratch)
+            model.save_config(partial)
+            _write_tensors(wholes, partial, max_file_bytes)
+            _replace_weights(folder, partial)
+    except BaseException:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _replace_weights(folder: Path, partial: Path) -> None:
+    """Move the new files in, and remove the earlier weights that none of them has replaced."""
+    new = {file.name for file in partial.iterdir()}
+    for name in new:
+        (partial / name).replace(folder / name)
+    for pattern in ("", "-?????-of-?????"):
+        for stale in folder.glob(f"{_STEM}{pattern}.safetensors*"):
+            if stale.name not in new:
+                stale.unlink()
 
 
 def _write_tensors(wholes: Iterator[tuple[str, torch.Tensor]], folder: Path, max_file_bytes: int) -> None:

@@ -39,7 +39,8 @@ def sharding_of(model: nn.Module) -> Sharding | None:
 
 def take_ranges(tensor: torch.Tensor, dim: int, ranges: Sequence[Range]) -> torch.Tensor:
     """The ranges of `tensor` along `dim`, one after another, in storage of their own."""
-    parts = [tensor.narrow(dim, start, stop - start) for start, stop in ranges]
+    # more ranks than rows: no ranges, and a part of size 0
+    parts = [tensor.narrow(dim, start, stop - start) for start, stop in ranges or [(0, 0)]]
     # clone, not a view: a slice of the whole would keep the whole alive
     return parts[0].clone(memory_format=torch.contiguous_format) if len(parts) == 1 else torch.cat(parts, dim)
 
@@ -76,7 +77,7 @@ def _joining_forward(module: nn.Module, style: Style, shard: Shard, tp: Group) -
     """The forward of a module whose output the ranks must join, None where the stock one is right."""
     if isinstance(module, nn.Embedding) and isinstance(style, VocabSplit):
         (rows,) = shard.ranges(tp.rank) or ((0, 0),)
-        return partial(_look_up_own_rows, module, tp, rows)
+        return partial(_look_up_own_rows, module, tp, rows, shard.size)
     if isinstance(module, nn.Linear) and isinstance(style, Rowwise | PackedRowwise):
         return partial(_reduce_output, module, tp)
     if isinstance(module, nn.Linear) and isinstance(style, Colwise) and style.gather:
@@ -91,11 +92,14 @@ def _reduce_output(linear: nn.Linear, tp: Group, x: torch.Tensor) -> torch.Tenso
     return out if linear.bias is None else out.add_(linear.bias)
 
 
-def _look_up_own_rows(embedding: nn.Embedding, tp: Group, rows: Range, ids: torch.Tensor) -> torch.Tensor:
+def _look_up_own_rows(
+    embedding: nn.Embedding, tp: Group, rows: Range, full_rows: int, ids: torch.Tensor
+) -> torch.Tensor:
     start, stop = rows
     if start == stop:  # more ranks than rows
         return tp.all_reduce(embedding.weight.new_zeros(*ids.shape, embedding.weight.shape[1]))
-    elsewhere = (ids < start) | (ids >= stop)
+    elsewhere = ((ids >= 0) & (ids < start)) | ((ids >= stop) & (ids < full_rows))
+    # ids outside the vocabulary are left in, so that the lookup refuses them as that of a whole layer does
     out = F.embedding((ids - start).masked_fill(elsewhere, 0), embedding.weight)
     return tp.all_reduce(out.masked_fill_(elsewhere.unsqueeze(-1), 0))
 
