@@ -48,7 +48,7 @@ class GenerationResult:
 def generate(
     request: GenerationRequest | Mapping[str, Any],
     checkpoint: str | Path,
-    layout: Layout | Mapping[str, int] = Layout(),  # noqa: B008
+    layout: Layout | Mapping[str, int] = Layout(),
     *,
     dtype: str | None = None,
     output: str | Path | None = None,

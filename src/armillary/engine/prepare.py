@@ -69,7 +69,7 @@ def prepare(
         with refusals.collect():
             able = abilities(folder)
             filled = complete(asked, able, output.suffix if output else None) if asked else None
-        described = _described(folder, dtype)
+        described = _described(folder, dtype, refusals)
     if output:
         refusals.add(RequestError, check_output(output, filled.num_frames if filled else None))
     with refusals.collect():
@@ -116,12 +116,12 @@ def _request(request: GenerationRequest | Mapping[str, Any], refusals: Refusals)
     return asked
 
 
-def _described(folder: Path, dtype: str | None) -> DescribedCheckpoint:
+def _described(folder: Path, dtype: str | None, refusals: Refusals) -> DescribedCheckpoint:
     """The transformer as it will be loaded: in `dtype`, or in the one it is mostly stored in."""
-    if dtype is None:
-        dtype = main_dtype(describe(folder / "transformer"))
-    if dtype not in DTYPES:
-        raise RequestError(
-            Problem("dtype", f"a generation cannot be computed in {dtype}", f"use {list_choices(DTYPES)}")
-        )
-    return describe(folder / "transformer", dtype=dtype)
+    stored = describe(folder / "transformer")
+    dtype = dtype or main_dtype(stored)
+    if dtype in DTYPES:
+        return describe(folder / "transformer", dtype=dtype)
+    fix = f"use {list_choices(DTYPES)}"
+    refusals.add(RequestError, [Problem("dtype", f"a generation cannot be computed in {dtype}", fix)])
+    return stored
