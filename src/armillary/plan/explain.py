@@ -66,13 +66,22 @@ def unmatched(label: str, key: str, tree: Tree, model_class: str) -> Problem:
         if there
         else "no part of it exists"
     )
-    layers = sorted({pattern_of(path) for path in _layers(tree)})
-    suggestions = list(dict.fromkeys([*mended(key, tree), *near(key, layers)]))[:4]
     return Problem(
         "key-matches-nothing",
         f"{label} matches nothing in {model_class}: {where}",
-        f"{did_you_mean(suggestions)}wrap the entry in Optional(...) if some checkpoints lack the module",
+        f"{did_you_mean(_suggestions(key, tree))}"
+        "wrap the entry in Optional(...) if some checkpoints lack the module",
     )
+
+
+def _suggestions(key: str, tree: Tree) -> list[str]:
+    """The key without its slip; where it is no slip also what resembles it elsewhere, four names at most."""
+    beside = mended(key, tree)
+    if any(one_slip(key, right) for right in beside):
+        return beside
+    layers = sorted({pattern_of(path) for path in _layers(tree)})
+    elsewhere = [layer for layer in layers if layer.endswith(f".{key}")] or near(key, layers)
+    return list(dict.fromkeys([*beside, *elsewhere]))[:4]
 
 
 def mended(key: str, tree: Tree) -> list[str]:
@@ -89,8 +98,10 @@ def mended(key: str, tree: Tree) -> list[str]:
 
 
 def near(name: str, names: Iterable[str]) -> list[str]:
-    """The names most like `name`, at most three, best first."""
-    return difflib.get_close_matches(name, list(names), n=3, cutoff=0.6)
+    """The names most like `name`, best first: all that are one slip away, else three that resemble it."""
+    candidates = list(names)
+    slips = [candidate for candidate in candidates if one_slip(name, candidate)]
+    return slips or difflib.get_close_matches(name, candidates, n=3, cutoff=0.6)
 
 
 def did_you_mean(names: Sequence[str]) -> str:

@@ -88,11 +88,12 @@ def _segments(layer: _Layer, dim: int, size: int) -> tuple[Segment, ...]:
         sizes = _block_sizes(layer.path, size, style.blocks or declared)
     parts = len(roles or declared or sizes)
     if parts != len(sizes):
+        made_of = f"{parts} fused parts" if parts > 1 else "one part"
         fix = f"packed_{_STYLES[dim]} with their proportions" if parts > 1 else _STYLES[dim]
         raise PlanError(
             Problem(
                 "fused-parts",
-                f"{style_name(style)} splits {layer.path} as {len(sizes)}, but it is made of {parts} parts",
+                f"{style_name(style)} splits {layer.path} as {len(sizes)}, but it is made of {made_of}",
                 f"use {fix}",
             )
         )
