@@ -12,8 +12,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 RESULTS = Path(__file__).parent / "results"
+
+
+class Elapsed(NamedTuple):
+    """How long one call took, in seconds."""
+
+    wall: float
+    cpu: float
+    """Of all threads of this process. Unlike the wall time it hardly grows when others use the cores too."""
 
 
 def interleave(
@@ -22,22 +31,22 @@ def interleave(
     *,
     warm_up: int = 1,
     before_each: Callable[[], object] = lambda: None,
-) -> dict[str, list[float]]:
-    """Seconds of every repeat of every run, taken in turns, so that a busy moment hits all of them alike.
+) -> dict[str, list[Elapsed]]:
+    """The times of every repeat of every run, taken in turns, so that a busy moment hits all of them alike.
 
     Every other turn goes backwards, so that none always runs in the wake of the same other one.
     `before_each` is not timed: a barrier between ranks, or what empties a cache.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[Elapsed]] = {name: [] for name in runs}
     for turn in range(-warm_up, repeats):
         for name in list(runs) if turn % 2 == 0 else reversed(list(runs)):
             before_each()
-            start = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             runs[name]()
-            elapsed = time.perf_counter() - start
+            elapsed = Elapsed(time.perf_counter() - wall, time.process_time() - cpu)
             if turn >= 0:
-                seconds[name].append(elapsed)
-    return seconds
+                times[name].append(elapsed)
+    return times
 
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:

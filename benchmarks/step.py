@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -48,6 +47,9 @@ GOALS = {"64+64": 0.92, "64+1024": 1.05}
 TOLERANCE = 2e-5
 """Of the largest difference between the two routes' outputs, whose standard deviation is about 1."""
 
+Times: TypeAlias = dict[str, list[float]]
+"""Run -> seconds of each repeat."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -71,22 +73,31 @@ def _round(repeats: int) -> dict[str, Any]:
 
 def _figures(rounds: list[dict[str, Any]], goal: float) -> dict[str, Any]:
     """What is told of one shape, from its times in every round."""
-    times = {run: [s for one in rounds for s in one["seconds"][run]] for run in rounds[0]["seconds"]}
-    ratio = ratios(times["armillary"], times["diffusers"])
-    by_round = [ratios(one["seconds"]["armillary"], one["seconds"]["diffusers"]) for one in rounds]
-    limit = statistics.median(times["bare_matmuls"]) + statistics.median(times["bare_reduces"])
+    wall, cpu = ([one[clock] for one in rounds] for clock in ("wall", "cpu"))
+    ratio = _beside_diffusers(wall)
+    seconds = {run: spread(values) for run, values in _joined(wall).items()}
+    limit = seconds["bare_matmuls"]["median"] + seconds["bare_reduces"]["median"]
     return {
         "ratio": ratio,
-        "ratio_of_medians_by_round": [one["of_medians"] for one in by_round],
+        "ratio_of_medians_by_round": [_beside_diffusers([one])["of_medians"] for one in wall],
         "goal": goal,
         "met": ratio["of_medians"] <= goal,
-        "seconds": {run: spread(values) for run, values in times.items()},
+        "cpu_ratio": _beside_diffusers(cpu),
+        "seconds": seconds,
+        "cpu_seconds": {run: spread(values) for run, values in _joined(cpu).items()},
         "limit_seconds": round(limit, 4),
-        "times_limit": {
-            run: round(statistics.median(times[run]) / limit, 3) for run in ("armillary", "diffusers")
-        },
+        "times_limit": {run: round(seconds[run]["median"] / limit, 3) for run in ("armillary", "diffusers")},
         "outputs_max_abs": max(one["outputs_max_abs"] for one in rounds),
     }
+
+
+def _joined(rounds: list[Times]) -> Times:
+    return {run: [value for one in rounds for value in one[run]] for run in rounds[0]}
+
+
+def _beside_diffusers(rounds: list[Times]) -> dict[str, float]:
+    joined = _joined(rounds)
+    return ratios(joined["armillary"], joined["diffusers"])
 
 
 @torch.no_grad()
@@ -107,9 +118,10 @@ def on_each_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
             "bare_matmuls": bare.matmuls,
             "bare_reduces": bare.reduces,
         }
-        seconds = interleave(runs, payload["repeats"], warm_up=2, before_each=dist.barrier)
+        times = interleave(runs, payload["repeats"], warm_up=2, before_each=dist.barrier)
         figures[shape] = {
-            "seconds": _slowest(seconds),
+            "wall": _slowest({run: [elapsed.wall for elapsed in each] for run, each in times.items()}),
+            "cpu": _slowest({run: [elapsed.cpu for elapsed in each] for run, each in times.items()}),
             "outputs_max_abs": float((outputs[0] - outputs[1]).abs().max()),
         }
     return figures
@@ -201,11 +213,11 @@ class Bare:
             dist.all_reduce(tensor)
 
 
-def _slowest(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
+def _slowest(times: Times) -> Times:
     """The greatest of the ranks' times for every repeat."""
-    everyone: list[dict[str, list[float]]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, seconds)
-    return {run: list(map(max, *(one[run] for one in everyone))) for run in seconds}
+    everyone: list[Times] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, times)
+    return {run: list(map(max, *(one[run] for one in everyone))) for run in times}
 
 
 if __name__ == "__main__":
