@@ -5,7 +5,7 @@ from diffusers import ContextParallelConfig, ParallelConfig, TensorParallelConfi
 
 from armillary.errors import LayoutError
 from armillary.layout import Layout
-from armillary.parallel.degrees import as_layout, require_built
+from armillary.parallel.degrees import as_layout
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,3 @@ def test_diffusers_configs_mean_a_layout(config: object, layout: Layout) -> None
 def test_anything_else_is_refused(value: object) -> None:
     with pytest.raises(LayoutError, match=r"is not a layout; pass armillary\.Layout"):
         as_layout(value)
-
-
-def test_every_axis_that_is_not_built_is_named() -> None:
-    require_built(Layout(cfg=2, tp=4))
-    with pytest.raises(LayoutError) as caught:
-        require_built(Layout(ring=2, ulysses=4))
-    assert ["ring=2" in str(caught.value), "ulysses=4" in str(caught.value)] == [True, True]

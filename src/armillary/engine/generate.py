@@ -108,9 +108,17 @@ def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     request = CompleteRequest.from_json(payload["request"])
     folder, dtype = Path(payload["folder"]), getattr(torch, payload["dtype"])
     mesh = build_mesh(Layout(**payload["layout"]))
-    mesh.tp.agree("what to do", {key: value for key, value in payload.items() if key in ("request", "dtype")})
+    mesh.everyone.agree(
+        "what to do", {key: value for key, value in payload.items() if key in ("request", "dtype")}
+    )
     transformer = load(
-        folder, subfolder="transformer", mesh=mesh, layout=mesh.layout, dtype=dtype, device=rank.device
+        folder,
+        subfolder="transformer",
+        layout=mesh.layout,
+        mesh=mesh,
+        dtype=dtype,
+        device=rank.device,
+        prefill=True,
     )
     pipeline = build_pipeline(folder, request, transformer, dtype)
     steps = request.num_inference_steps
@@ -122,10 +130,10 @@ def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
             rank.heartbeat.beat(step=i + 1)
             advance(1)
 
-        media, latents = run_pipeline(pipeline, request, decode=mesh.is_first, on_step=on_step)
+        media, latents = run_pipeline(pipeline, request, mesh, on_step)
     seconds = time.monotonic() - started
-    mesh.tp.agree("the final latents", {"latents": fingerprint(latents)})
+    mesh.everyone.agree("the final latents", {"latents": fingerprint(latents)})
     if media is not None:
         write_media(media, payload["output"])
     held = sum(p.nbytes for p in transformer.parameters())
-    return {"seconds_per_step": seconds / steps, "weight_bytes": mesh.tp.share(held)}
+    return {"seconds_per_step": seconds / steps, "weight_bytes": mesh.everyone.share(held)}

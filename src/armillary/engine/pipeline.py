@@ -14,6 +14,8 @@ from armillary.errors import CheckpointError, Problem
 if TYPE_CHECKING:
     import torch
 
+    from armillary.parallel.mesh import Mesh
+
 
 def build_pipeline(folder: Path, request: CompleteRequest, transformer: Any, dtype: torch.dtype) -> Any:
     """The pipeline of a checkpoint folder around `transformer`, on its device, ready for `request`.
@@ -48,16 +50,16 @@ def build_pipeline(folder: Path, request: CompleteRequest, transformer: Any, dty
 
 
 def run_pipeline(
-    pipeline: Any, request: CompleteRequest, *, decode: bool, on_step: Callable[[int], None]
+    pipeline: Any, request: CompleteRequest, mesh: Mesh, on_step: Callable[[int], None]
 ) -> tuple[Media | None, torch.Tensor]:
-    """Run one generation. Returns what was made (None unless `decode`) and the final vision latents.
+    """Run one generation. Returns what was made (on the first rank) and the final vision latents.
 
     The noise comes from a generator of its own, seeded on the CPU: the same on every rank, for every
     number of ranks, and without touching the caller's random state.
     """
     import torch
 
-    with own_denoiser(pipeline, request.guidance_interval, on_step):
+    with own_denoiser(pipeline, request.guidance_interval, mesh.groups["cfg"], on_step):
         state = pipeline(
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
@@ -68,11 +70,11 @@ def run_pipeline(
             num_inference_steps=request.num_inference_steps,
             guidance_scale=request.guidance_scale,
             generator=torch.Generator("cpu").manual_seed(request.seed),
-            output_type="pil" if decode else "latent",
+            output_type="pil" if mesh.is_first else "latent",
             **_conditions(request),
         )
     latents = state.get("latents")
-    return (_media(state, request) if decode else None), latents
+    return (_media(state, request) if mesh.is_first else None), latents
 
 
 def _conditions(request: CompleteRequest) -> Mapping[str, Any]:

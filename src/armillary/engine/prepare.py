@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from armillary.checkpoint.locate import locate
-from armillary.engine.abilities import abilities
+from armillary.engine.abilities import Abilities, abilities
 from armillary.engine.launch import rank_problems
 from armillary.engine.media import check_output, probe_media
 from armillary.engine.request import CompleteRequest, GenerationRequest, complete
@@ -63,7 +64,7 @@ def prepare(
     refusals = Refusals()
     degrees = _layout(layout, here, refusals)
     asked = _request(request, refusals)
-    filled = described = None
+    able = filled = described = None
     with refusals.collect():
         folder = locate(checkpoint, whole=True)
         with refusals.collect():
@@ -72,6 +73,8 @@ def prepare(
         described = _described(folder, dtype, refusals)
     if output:
         refusals.add(RequestError, check_output(output, filled.num_frames if filled else None))
+    if able and filled and degrees:
+        refusals.add(LayoutError, _guidance_problems(degrees, filled, able))
     with refusals.collect():
         resolved = resolve(described.skeleton, degrees) if described and degrees else None
     refusals.raise_if_any()
@@ -94,18 +97,24 @@ def _layout(layout: Layout | Mapping[str, int], here: bool, refusals: Refusals) 
     degrees = None
     with refusals.collect():
         degrees = layout if isinstance(layout, Layout) else Layout(**layout)
-        refusals.add(LayoutError, _unbuilt_axes(degrees))
         if here:
             refusals.add(LayoutError, rank_problems(degrees.world_size))
     return degrees
 
 
-def _unbuilt_axes(layout: Layout) -> list[Problem]:
-    return [
-        Problem("axis-built", f"{axis}={degree}: this version generates over tp only", f"use {axis}=1")
-        for axis, degree in layout.degrees.items()
-        if axis != "tp" and degree > 1
-    ]
+def _guidance_problems(layout: Layout, request: CompleteRequest, able: Abilities) -> list[Problem]:
+    """cfg=2 computes two branches; where there is one, the second group computes the same again."""
+    if layout.cfg == 1 or request.guidance_scale != 1.0:
+        return []
+    if able.distilled:
+        why = f"cfg={layout.cfg}, but a distilled checkpoint has no second branch of guidance"
+        return [Problem("cfg-branches", why, "use cfg=1, and the ranks for another axis")]
+    warnings.warn(
+        f"cfg={layout.cfg} with guidance 1 saves nothing: both groups compute the one branch",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return []
 
 
 def _request(request: GenerationRequest | Mapping[str, Any], refusals: Refusals) -> GenerationRequest | None:

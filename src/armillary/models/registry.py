@@ -1,8 +1,8 @@
 """The registry: model class -> family, and from there its plan, its skeleton and what they resolve to.
 
-A family is a module with the same six names: `PLAN`, `heads(config)`, `parameters(config)`,
-`DEFAULTS` (what the class assumes where a config is silent), `config_problems(config)` and `FP32_MODULES`.
-Its functions take complete configs.
+A family is a module with the same names: `PLAN`, `heads(config)`, `parameters(config)`, `DEFAULTS` (what
+the class assumes where a config is silent), `config_problems(config)` and `FP32_MODULES`; with `CONTEXT`
+also `reuse_prompts(model, mesh)`. Its functions take complete configs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Family(Protocol):
     PLAN: ParallelPlan
     DEFAULTS: Mapping[str, Any]
     FP32_MODULES: tuple[str, ...]
+    CONTEXT: bool
+    """Whether `reuse_prompts` is there, which computes prompts once and runs the context axes."""
 
     def heads(self, config: Mapping[str, Any]) -> tuple[HeadGroup, ...]:
         """Head facts of a config."""
@@ -38,6 +40,10 @@ class Family(Protocol):
 
     def config_problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
         """What no model of the family can have."""
+        ...
+
+    def reuse_prompts(self, model: Any, mesh: Any) -> None:
+        """Make a loaded model compute each prompt once, and the rest over the mesh's context axes."""
         ...
 
 

@@ -7,7 +7,8 @@ names it and never a hang or corrupt data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -61,6 +62,52 @@ class Group:
         # contiguous, as the output of a whole layer is: callers may `view` it
         return torch.cat([part[:size] for part, size in parts]).movedim(0, dim).contiguous()
 
+    def exchange(self, pieces: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Give `pieces[r]` to rank r and take one of `shapes[r]` from it; sizes may differ, also be 0."""
+        if self.size == 1:
+            return list(pieces)
+        _refuse_autograd(pieces[0])
+        order = self._group_order()
+        sent = torch.cat([pieces[place].reshape(-1) for place in order])
+        counts = [math.prod(shape) for shape in shapes]
+        received = sent.new_empty(sum(counts))
+        with self.heartbeat.waiting():
+            dist.all_to_all_single(
+                received,
+                sent,
+                output_split_sizes=[counts[place] for place in order],
+                input_split_sizes=[pieces[place].numel() for place in order],
+                group=self.process_group,
+            )
+        parts = dict(zip(order, received.split([counts[place] for place in order]), strict=True))
+        return [parts[place].view(tuple(shape)) for place, shape in enumerate(shapes)]
+
+    def rotate(self, tensor: torch.Tensor, shape: Sequence[int]) -> Callable[[], torch.Tensor]:
+        """Pass `tensor` to the next rank and take one of `shape` from the one before.
+
+        Returns at once; the function it returns waits and gives what arrived, so that work can be done
+        meanwhile.
+        """
+        _refuse_autograd(tensor)
+        sent, arrived = tensor.contiguous(), tensor.new_empty(tuple(shape))
+        following = self.members[(self.rank + 1) % self.size]
+        previous = self.members[(self.rank - 1) % self.size]
+        operations = [
+            dist.P2POp(dist.isend, sent, following, self.process_group),
+            dist.P2POp(dist.irecv, arrived, previous, self.process_group),
+        ]
+        # both ends know the sizes, so an empty tensor is neither sent nor waited for
+        operations = [operation for operation in operations if operation.tensor.numel()]
+        requests = dist.batch_isend_irecv(operations) if operations else []
+
+        def arrival() -> torch.Tensor:
+            with self.heartbeat.waiting():
+                for request in requests:
+                    request.wait()
+            return arrived
+
+        return arrival
+
     def collect(self, tensor: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
         """Bring every rank's tensor to the first rank, where rank r has shape `shapes[r]`.
 
@@ -93,6 +140,11 @@ class Group:
         with self.heartbeat.waiting():
             dist.all_gather_object(everyone, value, group=self.process_group)
         return self._in_mesh_order(everyone)
+
+    def _group_order(self) -> list[int]:
+        """The places on the axis, in the order in which the process group has its ranks."""
+        assert self.process_group is not None, "a group of several ranks has a process group"
+        return [self.members.index(rank) for rank in dist.get_process_group_ranks(self.process_group)]
 
     def _in_mesh_order(self, gathered: Sequence[T]) -> list[T]:
         """What the ranks of the process group gave, by their place on the axis."""

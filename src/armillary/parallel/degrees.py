@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from armillary.errors import LayoutError, Problem
 from armillary.layout import Layout
+from armillary.models.registry import family_of
 
 LayoutLike: TypeAlias = Any
 """A `Layout`, or a diffusers `TensorParallelConfig`, `ContextParallelConfig` or `ParallelConfig`."""
@@ -50,15 +51,31 @@ def _size_of_first_ranks(device_mesh: Any) -> int:
     return len(ranks)
 
 
-def require_built(layout: Layout) -> None:
-    """Refuse the axes that this version of the library cannot run yet."""
-    missing = [axis for axis in ("ring", "gather", "ulysses") if layout.degrees[axis] > 1]
-    if missing:
-        raise LayoutError(
-            Problem(
-                "axis-built",
-                f"{axis}={layout.degrees[axis]}: context parallelism over {axis!r} is not in this version",
-                "use tp",
-            )
-            for axis in missing
+CONTEXT_AXES = ("ring", "gather", "ulysses")
+
+
+def runs_context(layout: Layout) -> bool:
+    """Whether the layout splits the sequence."""
+    return any(layout.degrees[axis] > 1 for axis in CONTEXT_AXES)
+
+
+def refuse_context(layout: Layout, model: object, prefill: bool) -> None:
+    """Raise `LayoutError` for context axes, or for prefill, that a model's family cannot run.
+
+    `model` is a model, a class or a class name.
+    """
+    family = family_of(model)
+    if family is not None and family.CONTEXT:
+        return
+    name = model if isinstance(model, str) else type(model).__name__
+    problems = [
+        Problem("context-family", f"{axis}={degree}: {name} has no context plan", f"use {axis}=1")
+        for axis, degree in layout.degrees.items()
+        if axis in CONTEXT_AXES and degree > 1
+    ]
+    if prefill:
+        problems.append(
+            Problem("prefill-family", f"{name} has no prompt to compute once", "use prefill=False")
         )
+    if problems:
+        raise LayoutError(problems)

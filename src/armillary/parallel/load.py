@@ -18,7 +18,8 @@ from armillary.layout import Layout
 from armillary.models.described import as_loaded, class_named_in, hold_against
 from armillary.models.registry import known_classes, resolve, skeleton_of
 from armillary.parallel.collectives import Group
-from armillary.parallel.degrees import LayoutLike, as_layout, require_built
+from armillary.parallel.context import use_context
+from armillary.parallel.degrees import LayoutLike, as_layout, refuse_context
 from armillary.parallel.fingerprint import fingerprint
 from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.tensor import install, place
@@ -36,6 +37,7 @@ def load(
     device: torch.device | str | None = None,
     plan: ParallelPlan | Mapping[str, object] | None = None,
     overrides: Mapping[str, object] | None = None,
+    prefill: bool = False,
     mesh: Mesh | None = None,
     progress: bool = True,
 ) -> nn.Module:
@@ -55,6 +57,8 @@ def load(
         plan: replaces the registered plan; `overrides` are merged into it key by key.
         mesh: ranks to use instead of the first `layout.world_size`, built for the same layout (see
             `build_mesh`).
+        prefill: compute each prompt once and keep what generation needs of it, instead of computing it at
+            every step; always on where the layout splits the sequence.
         progress: show a progress bar on the first rank (only on a terminal).
 
     Raises:
@@ -67,11 +71,12 @@ def load(
     folder = locate(checkpoint, subfolder)
     index = read_index(folder)
     model = build_on_meta(index, dtype)
-    resolved = _resolve_all(model, index, degrees, dtype, plan, overrides)
+    resolved = _resolve_all(model, index, degrees, dtype, plan, overrides, prefill)
     mesh = mesh or build_mesh(degrees)
     _fill(model, index, resolved, mesh, torch.device(device or mesh.device()), progress)
     _agree(model, resolved, mesh.tp)
     install(model, resolved, mesh)
+    use_context(model, mesh, prefill)
     return model.eval()
 
 
@@ -128,6 +133,7 @@ def _resolve_all(
     dtype: torch.dtype | None,
     plan: ParallelPlan | Mapping[str, object] | None,
     overrides: Mapping[str, object] | None,
+    prefill: bool,
 ) -> ResolvedPlan:
     """Everything that can be refused is refused here, at once, before a tensor is allocated."""
     skeleton = skeleton_of(model)
@@ -138,7 +144,7 @@ def _resolve_all(
         hold_against(index, skeleton)
         skeleton = as_loaded(skeleton, index, name, kept)
     with refusals.collect():
-        require_built(layout)
+        refuse_context(layout, model, prefill)
     resolved = None
     with refusals.collect():
         resolved = resolve(skeleton, layout, plan=plan, overrides=overrides)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ class Mesh:
     layout: Layout
     coordinate: Mapping[str, int]
     groups: Mapping[str, Group]
+    everyone: Group
+    """All ranks of the layout."""
     device_mesh: DeviceMesh | None = None
 
     @property
@@ -54,7 +57,8 @@ def build_mesh(layout: Layout, ranks: Sequence[int] | None = None) -> Mesh:
     Raises `LayoutError` when there are fewer ranks than the layout has, and on the ranks outside it.
     """
     if layout.world_size == 1:
-        return Mesh(layout, dict.fromkeys(Layout.AXES, 0), {axis: Group(axis) for axis in Layout.AXES})
+        alone = {axis: Group(axis) for axis in Layout.AXES}
+        return Mesh(layout, dict.fromkeys(Layout.AXES, 0), alone, Group("world"))
     _require_process_group(layout)
     chosen = list(range(layout.world_size)) if ranks is None else list(ranks)
     if problems := _rank_problems(layout, chosen, dist.get_world_size()):
@@ -64,6 +68,7 @@ def build_mesh(layout: Layout, ranks: Sequence[int] | None = None) -> Mesh:
     device_mesh = DeviceMesh(
         device_type(), torch.tensor(chosen).view(tuple(used.values())), mesh_dim_names=tuple(used)
     )
+    of_all: Any = dist.new_group(chosen)
     if dist.get_rank() not in chosen:
         raise LayoutError(
             Problem(
@@ -78,7 +83,8 @@ def build_mesh(layout: Layout, ranks: Sequence[int] | None = None) -> Mesh:
     for axis, degree in used.items():
         members = tuple(r for r in chosen if {**place[r], axis: 0} == {**coordinate, axis: 0})
         groups[axis] = Group(axis, degree, coordinate[axis], device_mesh.get_group(axis), members)
-    return Mesh(layout, coordinate, groups, device_mesh)
+    everyone = Group("world", len(chosen), chosen.index(dist.get_rank()), of_all, tuple(chosen))
+    return Mesh(layout, coordinate, groups, everyone, device_mesh)
 
 
 def refuse_other_mesh(layout: Layout, mesh: Mesh | None) -> None:

@@ -10,7 +10,8 @@ from torch import nn
 from armillary.errors import PlanError, Problem
 from armillary.models.registry import resolve
 from armillary.parallel.collectives import Group
-from armillary.parallel.degrees import LayoutLike, as_layout, require_built
+from armillary.parallel.context import use_context
+from armillary.parallel.degrees import LayoutLike, as_layout, refuse_context
 from armillary.parallel.fingerprint import fingerprint
 from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.tensor import install, place, sharding_of, take_ranges
@@ -24,6 +25,7 @@ def parallelize(
     *,
     plan: ParallelPlan | Mapping[str, object] | None = None,
     overrides: Mapping[str, object] | None = None,
+    prefill: bool = False,
     mesh: Mesh | None = None,
 ) -> nn.Module:
     """Split `model` over the ranks of `layout`, in place, and return it.
@@ -37,6 +39,8 @@ def parallelize(
         plan: replaces the registered plan; `overrides` are merged into it key by key.
         mesh: ranks to use instead of the first `layout.world_size`, built for the same layout (see
             `build_mesh`).
+        prefill: compute each prompt once and keep what generation needs of it, instead of computing it at
+            every step; always on where the layout splits the sequence.
 
     Raises:
         PlanError: the plan does not describe the model, or the model is split already.
@@ -47,18 +51,19 @@ def parallelize(
     refuse_other_mesh(degrees, mesh)
     _refuse_twice(model)
     resolved = resolve(model, degrees, plan=plan, overrides=overrides)
-    require_built(degrees)
+    refuse_context(degrees, model, prefill)
     mesh = mesh or build_mesh(degrees)
     _agree(model, resolved, mesh.tp)
     for name, tensor in _local_tensors(model, resolved, mesh.tp.rank).items():
         place(model, name, tensor)
     install(model, resolved, mesh)
+    use_context(model, mesh, prefill)
     return model
 
 
 def _refuse_twice(model: nn.Module) -> None:
     sharding = sharding_of(model)
-    if sharding and sharding.resolved.shards:
+    if sharding and sharding.mesh.layout.world_size > 1:
         raise PlanError(
             Problem(
                 "already-split",

@@ -94,6 +94,8 @@ def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Reso
     if problems:
         raise PlanError(problems)
     _refuse_degree(cuts, layout.tp, skeleton.model_class)
+    heads = _local_heads(groups, styles, layout.tp)
+    _refuse_ulysses(heads, layout, skeleton.model_class)
     shards = _cut_all(cuts, layout.tp) if layout.tp > 1 else {}
     return ResolvedPlan(
         layout=layout,
@@ -105,7 +107,7 @@ def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Reso
             key for key, entry in plan if isinstance(entry, Optional) and not claims.matches[key].paths
         ),
         styles=MappingProxyType(styles),
-        heads=MappingProxyType(_local_heads(groups, styles, layout.tp)),
+        heads=MappingProxyType(heads),
         matches=MappingProxyType(claims.matches),
     )
 
@@ -171,6 +173,26 @@ def legal_degrees(segments: Mapping[Segment, object]) -> list[int]:
             bound = gcd(bound, segment.units)
     limit = bound or max((segment.units for segment in segments if segment.copies), default=1)
     return [tp for tp in range(1, limit + 1) if all(segment.allows(tp) for segment in segments)]
+
+
+def _refuse_ulysses(heads: Mapping[str, LocalHeads], layout: Layout, model_class: str) -> None:
+    """Refuse a Ulysses degree that the heads of one tp rank cannot be exchanged over."""
+    counts = {(local.local_query, local.local_key_value) for local in heads.values()}
+    problems = []
+    for query, key_value in sorted(counts):
+        exchanged = {Segment(units=query): None, Segment(units=key_value, copies=True): None}
+        if all(segment.allows(layout.ulysses) for segment in exchanged):
+            continue
+        problems.append(
+            Problem(
+                "ulysses-divides",
+                f"ulysses={layout.ulysses} cannot share the {query} query and {key_value} K/V heads that "
+                f"a rank of {model_class} has at tp={layout.tp}",
+                f"use ulysses={list_choices(legal_degrees(exchanged))}, or gather, which has no such rule",
+            )
+        )
+    if problems:
+        raise LayoutError(problems)
 
 
 def _cut_all(cuts: Mapping[str, Cut], tp: int) -> dict[str, Shard]:

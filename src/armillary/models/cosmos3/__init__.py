@@ -1,7 +1,28 @@
 """NVIDIA Cosmos 3: one transformer with an understanding and a generation pathway in every layer."""
 
+from typing import Any
+
 from armillary.models.cosmos3.config import DEFAULTS, FP32_MODULES, config_problems
 from armillary.models.cosmos3.plan import PLAN, heads
 from armillary.models.cosmos3.skeleton import parameters
 
-__all__ = ["DEFAULTS", "FP32_MODULES", "PLAN", "config_problems", "heads", "parameters"]
+__all__ = [
+    "CONTEXT",
+    "DEFAULTS",
+    "FP32_MODULES",
+    "PLAN",
+    "config_problems",
+    "heads",
+    "parameters",
+    "reuse_prompts",
+]
+
+CONTEXT = True
+
+
+def reuse_prompts(model: Any, mesh: Any) -> None:
+    """See `Family.reuse_prompts`; torch is imported only where it is called."""
+    from armillary.models.cosmos3.prefill import Prefill, PromptStore
+    from armillary.parallel.context import Context
+
+    Prefill(model, Context.of(mesh.groups), PromptStore()).install()

@@ -1,0 +1,139 @@
+"""Prompt reuse: the understanding pathway once per prompt, only the generation pathway at every step.
+
+Nothing in the understanding pathway depends on the timestep or the noisy tokens, and generation needs of
+it only the keys and values of every layer. What its last layer computes beyond them is read by nobody and
+is skipped.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+
+from armillary.models.cosmos3.attention import (
+    PromptKeys,
+    Rope,
+    generation_projections,
+    prompt_keys,
+    stock_attention,
+    understand,
+)
+from armillary.parallel.context import Context, Rows
+
+Prompt: TypeAlias = tuple[PromptKeys, ...]
+"""One entry per layer."""
+
+STORE_BYTES = 2 << 30
+"""Enough for several prompts of Cosmos3-Super: 64 layers x 2 x 8 heads x 128 x 2 bytes is 0.25 MB a token."""
+
+
+class PromptStore:
+    """The prompts used last, bounded in bytes; the one used longest ago goes first."""
+
+    def __init__(self, max_bytes: int = STORE_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._prompts: OrderedDict[Hashable, Prompt] = OrderedDict()
+
+    def get(self, key: Hashable) -> Prompt | None:
+        """The stored prompt, which is then the one used last."""
+        if key in self._prompts:
+            self._prompts.move_to_end(key)
+        return self._prompts.get(key)
+
+    def put(self, key: Hashable, prompt: Prompt) -> None:
+        """Store a prompt; one that is larger than the store by itself is not kept."""
+        self._prompts[key] = prompt
+        while self._prompts and self.nbytes > self.max_bytes:
+            self._prompts.popitem(last=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored keys and values on this rank."""
+        return sum(keys.nbytes for prompt in self._prompts.values() for keys in prompt)
+
+    def clear(self) -> None:
+        """Forget every prompt: after the weights have changed."""
+        self._prompts.clear()
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+
+class Prefill:
+    """Takes the place of a transformer's `_run_decoder_stack`, on that instance.
+
+    The stock `forward` embeds, calls it and reads the generation rows of what it returns, so the
+    understanding rows need not be computed again.
+    """
+
+    def __init__(self, model: Any, context: Context, store: PromptStore) -> None:
+        self.model = model
+        self.context = context
+        self.store = store
+        self._key: Hashable = None
+
+    def install(self) -> None:
+        """Put this in place on the model; the class stays as it is."""
+        self.model.register_forward_pre_hook(self._note_prompt, with_kwargs=True)
+        self.model._run_decoder_stack = self.run
+
+    def _note_prompt(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """What tells one prompt from another: its tokens and their positions."""
+        given = inspect.signature(type(self.model).forward).bind(self.model, *args, **kwargs).arguments
+        ids, positions, length = given["input_ids"], given["position_ids"], given["und_len"]
+        self._key = (_bits(ids), _bits(positions[..., :length]), self.model.dtype)
+
+    def run(
+        self, und_seq: torch.Tensor, gen_seq: torch.Tensor, rotary_emb: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[prompt, hidden] and [tokens, hidden] in; the same shapes out, the prompt's rows as they came."""
+        und_cosine, und_sine, gen_cosine, gen_sine = rotary_emb
+        prompt = self.store.get(self._key)
+        if prompt is None:
+            prompt = self.understand(und_seq, (und_cosine, und_sine))
+            self.store.put(self._key, prompt)
+        return und_seq, self.generate(gen_seq, (gen_cosine, gen_sine), prompt)
+
+    def understand(self, und_seq: torch.Tensor, rope: Rope) -> Prompt:
+        """The one pass over the prompt."""
+        kept = []
+        *inner, last = self.model.layers
+        for layer in inner:
+            keys, und_seq = _understanding_layer(layer, und_seq, rope)
+            kept.append(keys)
+        kept.append(prompt_keys(last.self_attn, last.input_layernorm(und_seq), rope)[0])
+        return tuple(kept)
+
+    def generate(self, gen_seq: torch.Tensor, rope: Rope, prompt: Prompt) -> torch.Tensor:
+        """The generation pathway over its own rows, gathered again at the end."""
+        rows = self.context.rows(gen_seq.shape[0])
+        local = self.context.local(gen_seq, rows)
+        local_rope = (self.context.local(rope[0], rows), self.context.local(rope[1], rows))
+        for layer, keys in zip(self.model.layers, prompt, strict=True):
+            local = _generation_layer(layer, local, local_rope, keys, self.context, rows)
+        return self.context.whole(self.model.norm_moe_gen(local), rows)
+
+
+def _understanding_layer(layer: Any, und_seq: torch.Tensor, rope: Rope) -> tuple[PromptKeys, torch.Tensor]:
+    keys, attention = understand(layer.self_attn, layer.input_layernorm(und_seq), rope)
+    residual = und_seq + attention
+    return keys, residual + layer.mlp(layer.post_attention_layernorm(residual))
+
+
+def _generation_layer(
+    layer: Any, gen_seq: torch.Tensor, rope: Rope, keys: PromptKeys, context: Context, rows: Rows
+) -> torch.Tensor:
+    attn = layer.self_attn
+    query, key, value = generation_projections(attn, layer.input_layernorm_moe_gen(gen_seq), rope)
+    out = context.attention(query, key, value, keys, rows, stock_attention(attn))
+    residual: torch.Tensor = gen_seq + attn.to_add_out(out.flatten(-2, -1))
+    mlp: torch.Tensor = layer.mlp_moe_gen(layer.post_attention_layernorm_moe_gen(residual))
+    return residual + mlp
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()

@@ -1,0 +1,44 @@
+"""Attention that also returns its log-sum-exp, and the merge of parts that saw different keys.
+
+Run so far: CPU (aten's flash kernel for the CPU, float32 and bfloat16). Written for CUDA (aten's flash
+kernel in half precision, the memory-efficient one otherwise) and not yet run there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+Part: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""(output [n, heads, size], log-sum-exp [n, heads] in float32) of the queries over some of the keys."""
+
+
+def attend_with_lse(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Part:
+    """Full attention of [n, heads, size] over [m, key/value heads, size]; n and m are at least 1."""
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    if query.device.type == "cpu":
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
+    else:
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        if q.dtype in (torch.float16, torch.bfloat16):
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[:2]
+        else:
+            out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[:2]
+    # kernels pad or order the log-sum-exp differently; heads first is [1, heads, n]
+    lse = lse if lse.shape[1] == q.shape[1] else lse.transpose(1, 2)
+    return out[0].transpose(0, 1), lse[0, :, : query.shape[0]].transpose(0, 1).float()
+
+
+def merge(parts: Sequence[Part], query: torch.Tensor) -> torch.Tensor:
+    """The attention over all keys, from the parts over some of them; like `query` where there are none."""
+    if not parts:
+        return torch.zeros_like(query)
+    if len(parts) == 1:
+        return parts[0][0]
+    total = torch.logsumexp(torch.stack([lse for _, lse in parts]), dim=0)
+    out = sum(part.float() * (lse - total).exp().unsqueeze(-1) for part, lse in parts)
+    assert isinstance(out, torch.Tensor), "there are parts"
+    return out.to(query.dtype)
