@@ -1,6 +1,6 @@
 # install  makes .venv with armillary and its development tools (every other target does this first)
 # demo     a Cosmos 3 checkpoint of toy size, generated on two ranks and in one process, and how far apart
-# test     every test but the soak        soak   the full figures, kept in benchmarks/soak.json
+# test     every test but the soak        soak   the full figures, kept in benchmarks/results/
 # lint     ruff and mypy                  bench  this library beside its peers: JSON with ratios
 
 PYTHON ?= python3
@@ -25,7 +25,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 demo: $(STAMP)
-	$(BIN)/armillary tiny demo/tiny --force
+	$(BIN)/armillary tiny demo/tiny --no-action --force
 	$(GENERATE) --tensor-parallel-size 2 -o demo/two.mp4
 	$(GENERATE) --tensor-parallel-size 2 -o demo/two.npz
 	$(GENERATE) -o demo/one.npz
