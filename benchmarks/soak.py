@@ -28,7 +28,7 @@ class Figures:
 
 def main() -> int:
     figures = Figures()
-    code = pytest.main(["-m", "soak", str(TESTS), *sys.argv[1:]], plugins=[figures])
+    code = pytest.main(["-m", "soak", "--timeout=7200", str(TESTS), *sys.argv[1:]], plugins=[figures])
     if figures.tests:
         publish("soak", {**provenance(), "tests": figures.tests}, keep=True)
     return int(code)
