@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -86,12 +87,19 @@ class _Reader:
         return torch.empty(WINDOW, dtype=torch.uint8, device="cpu", pin_memory=self.device.type == "cuda")
 
     def read(self, descriptor: int, entry: TensorEntry, wanted: Wanted) -> torch.Tensor:
-        """One local tensor, read window by window, straight into its own memory where that can be."""
-        itemsize = DTYPES[entry.dtype].itemsize
+        """One local tensor in memory of its own."""
         stored = getattr(torch, DTYPES[entry.dtype].name)
-        dim, ranges = wanted or (0, [(0, entry.shape[0] if entry.shape else 1)])
+        dim, ranges = wanted or _whole(entry)
         shape = local_shape(entry.shape, dim, ranges)
         tensor = torch.empty(shape, dtype=self.dtype_of(entry.name, stored), device=self.device)
+        self.read_into(tensor, descriptor, entry, wanted)
+        return tensor
+
+    def read_into(self, tensor: torch.Tensor, descriptor: int, entry: TensorEntry, wanted: Wanted) -> None:
+        """Fill a contiguous local tensor window by window, straight into its memory where that can be."""
+        itemsize = DTYPES[entry.dtype].itemsize
+        stored = getattr(torch, DTYPES[entry.dtype].name)
+        dim, ranges = wanted or _whole(entry)
         straight = tensor.dtype == stored and self.device.type == "cpu"
         target = tensor.flatten()
         bytes_of_target = _bytes_of(target if straight else self.staging)
@@ -105,7 +113,40 @@ class _Reader:
                 target[done // itemsize :][: len(elements)].copy_(elements)
             done += nbytes
             self.progress(nbytes)
-        return tensor
+
+
+class WeightFiles:
+    """A checkpoint's files, kept open: a rank reads its ranges of single tensors again and again."""
+
+    def __init__(self, index: CheckpointIndex, wanted: Mapping[str, Wanted], device: torch.device) -> None:
+        self._entries = {name: index.tensors[name] for name in wanted}
+        self._wanted = dict(wanted)
+        self._reader = _Reader(device, lambda name, stored: stored, lambda nbytes: None)
+        self._descriptors = {path: _open(path) for path in {entry.file for entry in self._entries.values()}}
+        weakref.finalize(self, _close_all, list(self._descriptors.values()))
+
+    def read_into(self, name: str, tensor: torch.Tensor) -> None:
+        """This rank's ranges of a tensor into `tensor`, which is contiguous and has the local shape.
+
+        Raises:
+            CheckpointError: the file cannot be read any more.
+        """
+        entry = self._entries[name]
+        self._reader.read_into(tensor, self._descriptors[entry.file], entry, self._wanted[name])
+
+    def read_rows(self, name: str, rows: Sequence[Range], tensor: torch.Tensor) -> None:
+        """Some full rows (dim 0) of a tensor, whatever this rank's own ranges are."""
+        entry = self._entries[name]
+        self._reader.read_into(tensor, self._descriptors[entry.file], entry, (0, rows))
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _whole(entry: TensorEntry) -> tuple[int, Sequence[Range]]:
+    return 0, [(0, entry.shape[0] if entry.shape else 1)]
 
 
 def _fill(view: memoryview, descriptor: int, entry: TensorEntry, window: Sequence[Segment]) -> None:

@@ -17,6 +17,7 @@ from armillary.layout import Layout
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan, resolve_plan
 from armillary.plan.skeleton import HeadGroup, Parameter, Skeleton
+from armillary.residency import Elsewhere, Residency
 
 _FAMILIES = {"Cosmos3OmniTransformer": "armillary.models.cosmos3"}
 
@@ -28,7 +29,9 @@ class Family(Protocol):
     DEFAULTS: Mapping[str, Any]
     FP32_MODULES: tuple[str, ...]
     CONTEXT: bool
-    """Whether `reuse_prompts` is there, which computes prompts once and runs the context axes."""
+    """Whether `moved` and `reuse_prompts` are there: prompts computed once, context axes, residency."""
+    UNUSED_BY_GENERATION: tuple[str, ...]
+    """Modules that no generation calls."""
 
     def heads(self, config: Mapping[str, Any]) -> tuple[HeadGroup, ...]:
         """Head facts of a config."""
@@ -42,8 +45,13 @@ class Family(Protocol):
         """What no model of the family can have."""
         ...
 
-    def reuse_prompts(self, model: Any, mesh: Any) -> None:
-        """Make a loaded model compute each prompt once, and the rest over the mesh's context axes."""
+    def moved(self, names: Iterable[str], residency: Residency) -> Mapping[str, Elsewhere]:
+        """The parameters that do not live on the device, and where they live."""
+        ...
+
+    def reuse_prompts(self, model: Any, mesh: Any, weights: Any) -> None:
+        """Make a loaded model compute each prompt once, the rest over the mesh's context axes, with the
+        weights that live elsewhere (None: none do)."""
         ...
 
 

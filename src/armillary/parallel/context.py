@@ -21,6 +21,7 @@ from armillary.parallel.collectives import Group
 from armillary.parallel.degrees import runs_context
 from armillary.parallel.flash import attend_with_lse, merge
 from armillary.parallel.mesh import Mesh
+from armillary.parallel.residency import MovedWeights
 from armillary.plan.ranges import Range, Segment, cut
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -195,9 +196,10 @@ class Context:
         return merge(parts, query)
 
 
-def use_context(model: Any, mesh: Mesh, prefill: bool) -> None:
-    """Make a model with its weights in place run the mesh's context axes, or compute each prompt once."""
-    if prefill or runs_context(mesh.layout):
+def use_context(model: Any, mesh: Mesh, prefill: bool, weights: MovedWeights | None) -> None:
+    """Make a model with its weights in place (or elsewhere) run the mesh's context axes, or compute each
+    prompt once."""
+    if prefill or weights is not None or runs_context(mesh.layout):
         family = family_of(model)
         assert family is not None, "`refuse_context` has passed"
-        family.reuse_prompts(model, mesh)
+        family.reuse_prompts(model, mesh, weights)

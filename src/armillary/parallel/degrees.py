@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from armillary.errors import LayoutError, Problem
 from armillary.layout import Layout
 from armillary.models.registry import family_of
+from armillary.residency import Residency
 
 LayoutLike: TypeAlias = Any
 """A `Layout`, or a diffusers `TensorParallelConfig`, `ContextParallelConfig` or `ParallelConfig`."""
@@ -59,8 +60,8 @@ def runs_context(layout: Layout) -> bool:
     return any(layout.degrees[axis] > 1 for axis in CONTEXT_AXES)
 
 
-def refuse_context(layout: Layout, model: object, prefill: bool) -> None:
-    """Raise `LayoutError` for context axes, or for prefill, that a model's family cannot run.
+def refuse_context(layout: Layout, model: object, prefill: bool, residency: Residency) -> None:
+    """Raise `LayoutError` for context axes, prefill or a residency that a model's family cannot run.
 
     `model` is a model, a class or a class name.
     """
@@ -76,6 +77,10 @@ def refuse_context(layout: Layout, model: object, prefill: bool) -> None:
     if prefill:
         problems.append(
             Problem("prefill-family", f"{name} has no prompt to compute once", "use prefill=False")
+        )
+    if residency.moves:
+        problems.append(
+            Problem("residency-family", f"{name} has no blocks that could live elsewhere", "use Residency()")
         )
     if problems:
         raise LayoutError(problems)

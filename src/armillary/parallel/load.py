@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import nn
 
 from armillary.checkpoint.index import CheckpointIndex, read_index
 from armillary.checkpoint.locate import locate
-from armillary.checkpoint.stream import read_tensors
+from armillary.checkpoint.stream import Wanted, read_tensors
 from armillary.errors import CheckpointError, Problem, Refusals, list_choices
 from armillary.layout import Layout
 from armillary.models.described import as_loaded, class_named_in, hold_against
@@ -22,10 +22,12 @@ from armillary.parallel.context import use_context
 from armillary.parallel.degrees import LayoutLike, as_layout, refuse_context
 from armillary.parallel.fingerprint import fingerprint
 from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
+from armillary.parallel.placement import moved_weights, ranges_of
 from armillary.parallel.tensor import install, place
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
 from armillary.progress import progress_bar
+from armillary.residency import Residency
 
 
 def load(
@@ -37,7 +39,9 @@ def load(
     device: torch.device | str | None = None,
     plan: ParallelPlan | Mapping[str, object] | None = None,
     overrides: Mapping[str, object] | None = None,
+    residency: Residency | None = None,
     prefill: bool = False,
+    leave_out: Collection[str] = (),
     mesh: Mesh | None = None,
     progress: bool = True,
 ) -> nn.Module:
@@ -57,8 +61,11 @@ def load(
         plan: replaces the registered plan; `overrides` are merged into it key by key.
         mesh: ranks to use instead of the first `layout.world_size`, built for the same layout (see
             `build_mesh`).
+        residency: where the weights of the blocks live; None: on the device.
         prefill: compute each prompt once and keep what generation needs of it, instead of computing it at
-            every step; always on where the layout splits the sequence.
+            every step; always on where the layout splits the sequence or weights live elsewhere.
+        leave_out: modules that the task never calls (see a family's `UNUSED_BY_GENERATION`): neither read
+            nor kept.
         progress: show a progress bar on the first rank (only on a terminal).
 
     Raises:
@@ -71,12 +78,19 @@ def load(
     folder = locate(checkpoint, subfolder)
     index = read_index(folder)
     model = build_on_meta(index, dtype)
-    resolved = _resolve_all(model, index, degrees, dtype, plan, overrides, prefill)
+    home = residency or Residency()
+    resolved = _resolve_all(model, index, degrees, dtype, plan, overrides, prefill, home)
     mesh = mesh or build_mesh(degrees)
-    _fill(model, index, resolved, mesh, torch.device(device or mesh.device()), progress)
+    target = torch.device(device or mesh.device())
+    weights = moved_weights(model, index, resolved, mesh, home, target)
+    elsewhere = {*(weights.away if weights else ()), *_inside(leave_out, resolved)}
+    _fill(model, index, resolved, mesh, target, progress, elsewhere)
     _agree(model, resolved, mesh.tp)
     install(model, resolved, mesh)
-    use_context(model, mesh, prefill)
+    for path in leave_out:
+        parent, _, child = path.rpartition(".")
+        setattr(model.get_submodule(parent), child, None)
+    use_context(model, mesh, prefill, weights)
     return model.eval()
 
 
@@ -134,6 +148,7 @@ def _resolve_all(
     plan: ParallelPlan | Mapping[str, object] | None,
     overrides: Mapping[str, object] | None,
     prefill: bool,
+    residency: Residency,
 ) -> ResolvedPlan:
     """Everything that can be refused is refused here, at once, before a tensor is allocated."""
     skeleton = skeleton_of(model)
@@ -144,7 +159,7 @@ def _resolve_all(
         hold_against(index, skeleton)
         skeleton = as_loaded(skeleton, index, name, kept)
     with refusals.collect():
-        refuse_context(layout, model, prefill)
+        refuse_context(layout, model, prefill, residency)
     resolved = None
     with refusals.collect():
         resolved = resolve(skeleton, layout, plan=plan, overrides=overrides)
@@ -160,13 +175,13 @@ def _fill(
     mesh: Mesh,
     device: torch.device,
     progress: bool,
+    elsewhere: Collection[str],
 ) -> None:
-    """Read this rank's ranges of every tensor and put them in place; nothing stays on meta."""
-    tp_rank, shards, parameters = mesh.tp.rank, resolved.shards, resolved.skeleton.parameters
-    wanted = {name: (s.dim, s.ranges(tp_rank)) if (s := shards.get(name)) else None for name in parameters}
-    with progress_bar(
-        "Reading weights", resolved.bytes_on(tp_rank), unit="bytes", shown=progress and mesh.is_first
-    ) as advance:
+    """Read this rank's ranges of every tensor but those `elsewhere` and put them in place."""
+    parameters = resolved.skeleton.parameters
+    wanted = {name: own for name, own in ranges_of(resolved, mesh).items() if name not in elsewhere}
+    total = sum(_stored_bytes(index, name, own) for name, own in wanted.items())
+    with progress_bar("Reading weights", total, unit="bytes", shown=progress and mesh.is_first) as advance:
         for name, tensor in read_tensors(
             index,
             wanted,
@@ -177,8 +192,22 @@ def _fill(
             place(model, name, tensor)
     for name, buffer in model.named_buffers():
         place(model, name, buffer.to(device))
-    left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
-    assert not left, f"the checkpoint was compared with the model, and yet {left} had no values"
+    left = {name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta}
+    assert left <= set(elsewhere), f"the checkpoint was compared with the model, and yet {left} had no values"
+
+
+def _inside(modules: Collection[str], resolved: ResolvedPlan) -> list[str]:
+    """The parameters of modules and of what is in them."""
+    return [n for n in resolved.skeleton.parameters if any(n.startswith(f"{path}.") for path in modules)]
+
+
+def _stored_bytes(index: CheckpointIndex, name: str, own: Wanted) -> int:
+    """Bytes that a rank reads of a tensor."""
+    entry = index.tensors[name]
+    if own is None:
+        return entry.nbytes
+    dim, ranges = own
+    return entry.nbytes // entry.shape[dim] * sum(stop - start for start, stop in ranges)
 
 
 def _agree(model: nn.Module, resolved: ResolvedPlan, tp: Group) -> None:

@@ -17,6 +17,7 @@ from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.tensor import install, place, sharding_of, take_ranges
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
+from armillary.residency import Residency
 
 
 def parallelize(
@@ -51,13 +52,13 @@ def parallelize(
     refuse_other_mesh(degrees, mesh)
     _refuse_twice(model)
     resolved = resolve(model, degrees, plan=plan, overrides=overrides)
-    refuse_context(degrees, model, prefill)
+    refuse_context(degrees, model, prefill, Residency())
     mesh = mesh or build_mesh(degrees)
     _agree(model, resolved, mesh.tp)
     for name, tensor in _local_tensors(model, resolved, mesh.tp.rank).items():
         place(model, name, tensor)
     install(model, resolved, mesh)
-    use_context(model, mesh, prefill)
+    use_context(model, mesh, prefill, None)
     return model
 
 

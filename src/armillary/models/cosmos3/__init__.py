@@ -3,6 +3,7 @@
 from typing import Any
 
 from armillary.models.cosmos3.config import DEFAULTS, FP32_MODULES, config_problems
+from armillary.models.cosmos3.pathways import UNUSED_BY_GENERATION, moved
 from armillary.models.cosmos3.plan import PLAN, heads
 from armillary.models.cosmos3.skeleton import parameters
 
@@ -11,8 +12,10 @@ __all__ = [
     "DEFAULTS",
     "FP32_MODULES",
     "PLAN",
+    "UNUSED_BY_GENERATION",
     "config_problems",
     "heads",
+    "moved",
     "parameters",
     "reuse_prompts",
 ]
@@ -20,9 +23,10 @@ __all__ = [
 CONTEXT = True
 
 
-def reuse_prompts(model: Any, mesh: Any) -> None:
+def reuse_prompts(model: Any, mesh: Any, weights: Any) -> None:
     """See `Family.reuse_prompts`; torch is imported only where it is called."""
     from armillary.models.cosmos3.prefill import Prefill, PromptStore
+    from armillary.models.cosmos3.streams import pathways_of
     from armillary.parallel.context import Context
 
-    Prefill(model, Context.of(mesh.groups), PromptStore()).install()
+    Prefill(model, Context.of(mesh.groups), PromptStore(), pathways_of(model, weights)).install()

@@ -22,6 +22,7 @@ from armillary.models.cosmos3.attention import (
     stock_attention,
     understand,
 )
+from armillary.models.cosmos3.streams import Pathways
 from armillary.parallel.context import Context, Rows
 
 Prompt: TypeAlias = tuple[PromptKeys, ...]
@@ -45,9 +46,9 @@ class PromptStore:
         return self._prompts.get(key)
 
     def put(self, key: Hashable, prompt: Prompt) -> None:
-        """Store a prompt; one that is larger than the store by itself is not kept."""
+        """Store a prompt. The two used last stay, however large: they are the branches of one generation."""
         self._prompts[key] = prompt
-        while self._prompts and self.nbytes > self.max_bytes:
+        while len(self._prompts) > 2 and self.nbytes > self.max_bytes:
             self._prompts.popitem(last=False)
 
     @property
@@ -70,10 +71,11 @@ class Prefill:
     understanding rows need not be computed again.
     """
 
-    def __init__(self, model: Any, context: Context, store: PromptStore) -> None:
+    def __init__(self, model: Any, context: Context, store: PromptStore, pathways: Pathways) -> None:
         self.model = model
         self.context = context
         self.store = store
+        self.pathways = pathways
         self._key: Hashable = None
 
     def install(self) -> None:
@@ -101,11 +103,15 @@ class Prefill:
     def understand(self, und_seq: torch.Tensor, rope: Rope) -> Prompt:
         """The one pass over the prompt."""
         kept = []
-        *inner, last = self.model.layers
-        for layer in inner:
-            keys, und_seq = _understanding_layer(layer, und_seq, rope)
+        last = len(self.model.layers) - 1
+        for number, layer in enumerate(self.model.layers):
+            with self.pathways.understanding.block(number):
+                if number == last:  # of which only keys and values are ever read
+                    keys, _ = prompt_keys(layer.self_attn, layer.input_layernorm(und_seq), rope)
+                else:
+                    keys, und_seq = _understanding_layer(layer, und_seq, rope)
             kept.append(keys)
-        kept.append(prompt_keys(last.self_attn, last.input_layernorm(und_seq), rope)[0])
+        self.pathways.understanding.release()
         return tuple(kept)
 
     def generate(self, gen_seq: torch.Tensor, rope: Rope, prompt: Prompt) -> torch.Tensor:
@@ -113,8 +119,9 @@ class Prefill:
         rows = self.context.rows(gen_seq.shape[0])
         local = self.context.local(gen_seq, rows)
         local_rope = (self.context.local(rope[0], rows), self.context.local(rope[1], rows))
-        for layer, keys in zip(self.model.layers, prompt, strict=True):
-            local = _generation_layer(layer, local, local_rope, keys, self.context, rows)
+        for number, (layer, keys) in enumerate(zip(self.model.layers, prompt, strict=True)):
+            with self.pathways.generation.block(number):
+                local = _generation_layer(layer, local, local_rope, keys, self.context, rows)
         return self.context.whole(self.model.norm_moe_gen(local), rows)
 
 
