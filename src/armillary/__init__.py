@@ -58,6 +58,9 @@ if TYPE_CHECKING:
         Rowwise as Rowwise,
         VocabSplit as VocabSplit,
     )
+    from armillary.residency import (
+        Residency as Residency,
+    )
 
 _HOME = {
     "ArmillaryError": "armillary.errors",
@@ -74,6 +77,7 @@ _HOME = {
     "ParallelPlan": "armillary.plan.plan",
     "PlanError": "armillary.errors",
     "RequestError": "armillary.errors",
+    "Residency": "armillary.residency",
     "ResolvedPlan": "armillary.plan.resolve",
     "Rowwise": "armillary.plan.styles",
     "Skeleton": "armillary.plan.skeleton",

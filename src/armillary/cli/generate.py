@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armillary.cli.options import LAYOUT, REQUEST, degrees_of, request_of, takes, time_limit
+from armillary.cli.options import (
+    LAYOUT,
+    REQUEST,
+    RESIDENCY,
+    degrees_of,
+    request_of,
+    residency_of,
+    takes,
+    time_limit,
+)
 
 if TYPE_CHECKING:
     from armillary.engine.generate import GenerationResult
 
 
-@takes(Request=REQUEST, Layout=LAYOUT)
+@takes(Request=REQUEST, Layout=LAYOUT, Residency=RESIDENCY)
 def generate(
     checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint: a folder or a hub id.")],
     output: Annotated[
@@ -48,6 +57,7 @@ def generate(
         checkpoint,
         degrees_of(flags),
         dtype=dtype,
+        residency=residency_of(flags),
         output=output,
         step_timeout=step_timeout,
         init_timeout=init_timeout,

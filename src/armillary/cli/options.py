@@ -63,6 +63,15 @@ LAYOUT = {
 }
 """The degrees, named as deployers know them."""
 
+RESIDENCY = {
+    "enable_layerwise_offload": Flag("Blocks live elsewhere and stream through the device.", None),
+    "offload_to": Flag("Where: host memory or the checkpoint on disk.", "host|disk"),
+    "offload_prefetch": Flag("Blocks that are read ahead."),
+    "offload_resident_layers": Flag("The first blocks, which stay on the device."),
+    "evict": Flag("What only the prompt needs leaves the device after it.", None),
+}
+"""Where the weights live; left out, on the device."""
+
 AXES = {
     "tensor_parallel_size": "tp",
     "ulysses_degree": "ulysses",
@@ -95,6 +104,20 @@ def request_of(flags: Mapping[str, Any]) -> dict[str, Any]:
 def degrees_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Axis to degree, where given; text that is no number stays as it is, for `Layout` to name."""
     return {axis: _whole(flags[name]) for name, axis in AXES.items() if flags[name] is not None}
+
+
+def residency_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Residency` that were given."""
+    place = flags["offload_to"] or "auto"
+    if flags["offload_to"] and not (flags["enable_layerwise_offload"] or flags["evict"]):
+        raise typer.BadParameter("--offload-to needs --enable-layerwise-offload or --evict")
+    wanted = {
+        "offload": place if flags["enable_layerwise_offload"] else None,
+        "evict": place if flags["evict"] else None,
+        "prefetch": flags["offload_prefetch"] and _whole(flags["offload_prefetch"]),
+        "resident_layers": flags["offload_resident_layers"] and _whole(flags["offload_resident_layers"]),
+    }
+    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def time_limit(seconds: float) -> float:

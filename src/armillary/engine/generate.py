@@ -15,6 +15,7 @@ from armillary.engine.prepare import prepare
 from armillary.engine.request import CompleteRequest, GenerationRequest
 from armillary.layout import Layout
 from armillary.progress import progress_bar
+from armillary.residency import Residency
 
 if TYPE_CHECKING:
     from armillary.engine.worker import Rank
@@ -51,6 +52,7 @@ def generate(
     layout: Layout | Mapping[str, int] = Layout(),
     *,
     dtype: str | None = None,
+    residency: Residency | Mapping[str, Any] | None = None,
     output: str | Path | None = None,
     step_timeout: float = 600.0,
     init_timeout: float = 1800.0,
@@ -65,6 +67,7 @@ def generate(
         checkpoint: a folder or hub id in the published layout.
         layout: the degrees; a mapping of axis to degree is taken too.
         dtype: torch's name of a dtype; None takes the one in which most of the transformer is stored.
+        residency: where the weights of the blocks live; None: on the device.
         output: .mp4, .png, .jpg or .npz; None gives the arrays back instead.
         step_timeout: seconds after which a rank that shows no progress has stalled.
         init_timeout: the same for the time until every rank is ready.
@@ -75,7 +78,7 @@ def generate(
         EngineError: a rank raised, died or stalled.
     """
     target = None if output is None else Path(output).absolute()
-    job = prepare(request, checkpoint, layout, dtype=dtype, output=target, here=True)
+    job = prepare(request, checkpoint, layout, dtype=dtype, residency=residency, output=target, here=True)
     with tempfile.TemporaryDirectory(prefix="armillary-") as scratch:
         made = target or Path(scratch) / "result.npz"
         told = run(
@@ -101,6 +104,7 @@ def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     import torch
 
     from armillary.engine.pipeline import build_pipeline, run_pipeline
+    from armillary.models.cosmos3 import UNUSED_BY_GENERATION
     from armillary.parallel.fingerprint import fingerprint
     from armillary.parallel.load import load
     from armillary.parallel.mesh import build_mesh
@@ -108,9 +112,7 @@ def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     request = CompleteRequest.from_json(payload["request"])
     folder, dtype = Path(payload["folder"]), getattr(torch, payload["dtype"])
     mesh = build_mesh(Layout(**payload["layout"]))
-    mesh.everyone.agree(
-        "what to do", {key: value for key, value in payload.items() if key in ("request", "dtype")}
-    )
+    mesh.everyone.agree("what to do", {key: payload[key] for key in ("request", "layout", "dtype")})
     transformer = load(
         folder,
         subfolder="transformer",
@@ -118,7 +120,9 @@ def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
         mesh=mesh,
         dtype=dtype,
         device=rank.device,
+        residency=Residency(**payload["residency"]),
         prefill=True,
+        leave_out=UNUSED_BY_GENERATION,
     )
     pipeline = build_pipeline(folder, request, transformer, dtype)
     steps = request.num_inference_steps
@@ -135,5 +139,6 @@ def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     mesh.everyone.agree("the final latents", {"latents": fingerprint(latents)})
     if media is not None:
         write_media(media, payload["output"])
-    held = sum(p.nbytes for p in transformer.parameters())
+    # by storage: what stands in for weights that live elsewhere has a shape, but no memory
+    held = sum(parameter.untyped_storage().nbytes() for parameter in transformer.parameters())
     return {"seconds_per_step": seconds / steps, "weight_bytes": mesh.everyone.share(held)}

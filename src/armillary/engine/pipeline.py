@@ -43,8 +43,12 @@ def build_pipeline(folder: Path, request: CompleteRequest, transformer: Any, dty
             pipeline.scheduler.config, flow_shift=request.flow_shift
         )
         pipeline.update_components(scheduler=scheduler)
+    for name in names:
+        component = getattr(pipeline, name)
+        if hasattr(component, "to"):
+            component.to(transformer.device)
+    # not by pipeline.to, which would also move the weights that live elsewhere
     pipeline.update_components(transformer=transformer)
-    pipeline.to(next(transformer.parameters()).device)
     pipeline.disable_safety_checker()
     return pipeline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from armillary.layout import Layout
 from armillary.models.described import DescribedCheckpoint, describe
 from armillary.models.registry import resolve
 from armillary.plan.resolve import ResolvedPlan
+from armillary.residency import Residency
 
 DTYPES = ("float32", "bfloat16", "float16")
 """In which a generation can be computed."""
@@ -33,6 +34,7 @@ class Job:
     layout: Layout
     dtype: str
     resolved: ResolvedPlan
+    residency: Residency
 
     def payload(self, output: Path) -> dict[str, Any]:
         """What the ranks are told, as JSON."""
@@ -41,6 +43,7 @@ class Job:
             "folder": str(self.folder),
             "layout": self.layout.degrees,
             "dtype": self.dtype,
+            "residency": asdict(self.residency),
             "output": str(output),
         }
 
@@ -51,6 +54,7 @@ def prepare(
     layout: Layout | Mapping[str, int],
     *,
     dtype: str | None = None,
+    residency: Residency | Mapping[str, Any] | None = None,
     output: Path | None = None,
     here: bool = False,
 ) -> Job:
@@ -63,6 +67,7 @@ def prepare(
     """
     refusals = Refusals()
     degrees = _layout(layout, here, refusals)
+    home = _residency(residency, refusals)
     asked = _request(request, refusals)
     able = filled = described = None
     with refusals.collect():
@@ -82,7 +87,14 @@ def prepare(
     assert described is not None, "and a checkpoint"
     assert degrees is not None, "and a layout"
     assert resolved is not None, "and its shards"
-    return Job(request=filled, folder=folder, layout=degrees, dtype=main_dtype(described), resolved=resolved)
+    return Job(
+        request=filled,
+        folder=folder,
+        layout=degrees,
+        dtype=main_dtype(described),
+        resolved=resolved,
+        residency=home,
+    )
 
 
 def main_dtype(described: DescribedCheckpoint) -> str:
@@ -100,6 +112,13 @@ def _layout(layout: Layout | Mapping[str, int], here: bool, refusals: Refusals) 
         if here:
             refusals.add(LayoutError, rank_problems(degrees.world_size))
     return degrees
+
+
+def _residency(residency: Residency | Mapping[str, Any] | None, refusals: Refusals) -> Residency:
+    home = Residency()
+    with refusals.collect():
+        home = residency if isinstance(residency, Residency) else Residency(**residency or {})
+    return home
 
 
 def _guidance_problems(layout: Layout, request: CompleteRequest, able: Abilities) -> list[Problem]:

@@ -31,8 +31,10 @@ def blocks_of(names: Iterable[str], pathway: Pathway) -> Mapping[int, tuple[str,
 
 
 def moved(names: Iterable[str], residency: Residency) -> Mapping[str, Elsewhere]:
-    """The parameters that do not live on the device, and where they live."""
+    """The parameters that do not live on the device, and where they live; "auto" must be settled."""
     names = tuple(names)
+    assert residency.offload != "auto", "`Residency.on` says where"
+    assert residency.evict != "auto", "`Residency.on` says where"
     away: dict[str, Elsewhere] = {}
     understanding, generation = blocks_of(names, "understanding"), blocks_of(names, "generation")
     if residency.offload:
