@@ -114,6 +114,16 @@ def test_legal_degrees_are_those_that_every_segment_allows(segments: list[Segmen
     assert legal_degrees(dict.fromkeys(segments)) == legal
 
 
+def test_ulysses_shares_the_heads_that_tp_left_to_a_rank() -> None:
+    assert resolve(MODEL, Layout(tp=2, ulysses=4), plan=PLAN).heads["blocks.0"].local_query == 4
+    with pytest.raises(LayoutError) as caught:
+        resolve(MODEL, Layout(tp=2, ulysses=8), plan=PLAN)
+    assert str(caught.value) == (
+        "ulysses=8 cannot share the 4 query and 1 K/V heads that a rank of Toy has at tp=2; "
+        "use ulysses=1, 2 or 4, or gather, which has no such rule"
+    )
+
+
 def test_an_attention_split_halfway_is_refused() -> None:
     with pytest.raises(PlanError) as caught:
         _resolved(2, {"blocks.*.k": None, "blocks.*.out": None})
