@@ -8,7 +8,6 @@ work and every check of a value lie behind it. Exit codes: 0 right, 1 a proof or
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
 import warnings
 from collections.abc import Sequence
@@ -71,6 +70,7 @@ def _armillary() -> TyperGroup:
     app = typer.Typer(
         cls=VerbGroup,
         add_completion=False,
+        rich_markup_mode=None,  # frames round two lists would double the time that --help takes
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Large diffusion and omni transformers on several devices from one declarative plan.",
     )
@@ -86,10 +86,12 @@ def _top(
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"armillary {importlib.metadata.version('armillary')}")
+        from importlib import metadata
+
+        typer.echo(f"armillary {metadata.version('armillary')}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help(), nl=False)
+        typer.echo(ctx.get_help())
         raise typer.Exit(2)
 
 

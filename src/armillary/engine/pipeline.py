@@ -63,6 +63,13 @@ def run_pipeline(
     """
     import torch
 
+    from armillary.parallel.vae import divide_decode, divides_decode
+
+    divided = divides_decode(
+        mesh.everyone, request.width, request.height, request.num_frames, pipeline.vae_scale_factor_spatial
+    )
+    if divided:
+        divide_decode(pipeline.vae, mesh.everyone)
     with own_denoiser(pipeline, request.guidance_interval, mesh.groups["cfg"], on_step):
         state = pipeline(
             prompt=request.prompt,
@@ -74,7 +81,7 @@ def run_pipeline(
             num_inference_steps=request.num_inference_steps,
             guidance_scale=request.guidance_scale,
             generator=torch.Generator("cpu").manual_seed(request.seed),
-            output_type="pil" if mesh.is_first else "latent",
+            output_type="pil" if mesh.is_first else "pt" if divided else "latent",
             **_conditions(request),
         )
     latents = state.get("latents")

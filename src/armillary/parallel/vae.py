@@ -1,0 +1,148 @@
+"""The VAE's decode over all ranks: every rank decodes a strip of the picture, as if it had the whole.
+
+In the decoder of `AutoencoderKLWan` (diffusers 0.42.1) two things look beyond a pixel: the spatial
+convolutions, which need a border of the neighbours' pixels, and the attention of the middle block, which
+needs the whole (small) plane. Both get it, so the result is that of the undivided decode, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from armillary.parallel.collectives import Group
+from armillary.plan.ranges import Range, Segment, cut
+
+WORTHWHILE_PIXELS = 256 * 256 * 9
+"""Pixels x frames from which on a decode is divided; below it the exchanges cost more than they save."""
+
+
+def divides_decode(group: Group, width: int, height: int, frames: int, spatial_factor: int) -> bool:
+    """Whether the decode of such a result (in pixels) is divided over `group`."""
+    strips = max(width, height) // spatial_factor
+    return group.size > 1 and strips >= group.size and width * height * frames >= WORTHWHILE_PIXELS
+
+
+@dataclass(frozen=True)
+class Strips:
+    """How the columns (dim -1) or rows (dim -2) of a latent plane lie on the ranks of a group."""
+
+    group: Group
+    dim: int
+    ranges: tuple[Range, ...]
+
+    @classmethod
+    def of(cls, group: Group, latents: torch.Tensor) -> Strips:
+        """Cut the longer side of latents [..., height, width], as evenly as it goes."""
+        dim = -1 if latents.shape[-1] >= latents.shape[-2] else -2
+        shard = cut(0, [Segment(units=latents.shape[dim], uneven=True)], group.size)
+        return cls(group, dim, tuple(shard.ranges(rank)[0] for rank in range(group.size)))
+
+    def sizes(self, scale: int = 1) -> list[int]:
+        """Columns of every rank, at a resolution `scale` times that of the latents."""
+        return [(stop - start) * scale for start, stop in self.ranges]
+
+    def own(self, whole: torch.Tensor, scale: int = 1) -> torch.Tensor:
+        """This rank's strip of a whole plane."""
+        start, stop = self.ranges[self.group.rank]
+        return whole.narrow(self.dim, start * scale, (stop - start) * scale)
+
+    def whole(self, strip: torch.Tensor, scale: int = 1) -> torch.Tensor:
+        """The whole plane, on every rank."""
+        return self.group.all_gather(strip, self.sizes(scale), strip.dim() + self.dim)
+
+    def with_borders(self, strip: torch.Tensor, width: int) -> torch.Tensor:
+        """The strip with `width` columns of each neighbour beside it, zeros where the picture ends."""
+        rank, last = self.group.rank, self.group.size - 1
+        size = strip.shape[self.dim]
+        near, far = strip.narrow(self.dim, 0, width), strip.narrow(self.dim, size - width, width)
+        nothing = strip.narrow(self.dim, 0, 0)
+        pieces = [nothing] * self.group.size
+        if rank > 0:
+            pieces[rank - 1] = near
+        if rank < last:
+            pieces[rank + 1] = far
+        received = self.group.exchange(pieces, [piece.shape for piece in pieces])
+        outside = torch.zeros_like(near)
+        before = received[rank - 1] if rank > 0 else outside
+        after = received[rank + 1] if rank < last else outside
+        return torch.cat([before, strip, after], dim=self.dim)
+
+
+def divide_decode(vae: Any, group: Group) -> None:
+    """Make `vae.decode` work on all ranks of `group` together, on this instance; all must call it.
+
+    Each rank gives the whole latents and gets the whole picture. Tiling, where it is switched on, stays
+    what it is.
+    """
+    vae._decode = partial(_decode, vae, vae._decode, group)
+
+
+def _decode(vae: Any, stock: Any, group: Group, z: torch.Tensor, return_dict: bool = True) -> Any:
+    if vae.use_tiling or max(z.shape[-2:]) < group.size:
+        return stock(z, return_dict=return_dict)
+    strips = Strips.of(group, z)
+    changed = _look_beyond(vae.decoder, strips)
+    try:
+        (strip,) = stock(strips.own(z), return_dict=False)
+    finally:
+        for module in changed:
+            del module.forward
+    scale = strip.shape[strips.dim] // strips.sizes()[group.rank]
+    sample = strips.whole(strip, scale)
+    if not return_dict:
+        return (sample,)
+    from diffusers.models.autoencoders.vae import DecoderOutput
+
+    return DecoderOutput(sample=sample)
+
+
+def _look_beyond(decoder: nn.Module, strips: Strips) -> Sequence[nn.Module]:
+    """Give the modules that look beyond their pixel a forward that asks the neighbours."""
+    changed = []
+    for module in decoder.modules():
+        kind = type(module).__name__
+        if kind == "WanAttentionBlock":
+            forward: Any = partial(_attend_whole, module.forward, strips)
+        elif kind == "WanCausalConv3d" and max(module.kernel_size[1:]) > 1:  # type: ignore[index]
+            forward = partial(_causal_conv, module, strips)
+        elif isinstance(module, nn.Conv2d) and max(module.kernel_size) > 1:
+            forward = partial(_conv, module, strips)
+        else:
+            continue
+        vars(module)["forward"] = forward
+        changed.append(module)
+    return changed
+
+
+def _attend_whole(stock: Any, strips: Strips, x: torch.Tensor) -> torch.Tensor:
+    scale = x.shape[strips.dim] // strips.sizes()[strips.group.rank]
+    return strips.own(stock(strips.whole(x, scale)), scale)
+
+
+def _causal_conv(
+    conv: Any, strips: Strips, x: torch.Tensor, cache_x: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The causal convolution: frames cached or padded in front, the neighbours' border beside."""
+    padding = list(conv._padding)  # left, right, top, bottom, frames in front, frames behind
+    if cache_x is not None and padding[4] > 0:
+        x = torch.cat([cache_x.to(x.device), x], dim=2)
+        padding[4] -= cache_x.shape[2]
+    side = 2 * (-1 - strips.dim)
+    x = strips.with_borders(x, padding[side])
+    padding[side] = padding[side + 1] = 0
+    return nn.Conv3d.forward(conv, F.pad(x, padding))
+
+
+def _conv(conv: nn.Conv2d, strips: Strips, x: torch.Tensor) -> torch.Tensor:
+    """A padded convolution of stride 1, its picture with the neighbours' border."""
+    above, beside = (int(size) for size in conv.padding)
+    x = strips.with_borders(x, beside if strips.dim == -1 else above)
+    padding = (above, 0) if strips.dim == -1 else (0, beside)
+    return F.conv2d(x, conv.weight, conv.bias, conv.stride, padding, conv.dilation, conv.groups)
