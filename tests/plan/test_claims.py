@@ -87,6 +87,8 @@ def test_a_slip_in_an_optional_key_is_refused_where_it_shows() -> None:
     [
         # the near name is claimed, so both may be meant
         {"blocks.*.mlp.gatd_proj": Optional("colwise"), "blocks.*.mlp.gate_proj": Optional("colwise")},
+        # another name, not a slip
+        {"blocks.*.mlp.gate_project": Optional("colwise")},
         # the style does not go with the near name
         {"blocks.*.nurm": Optional("colwise")},
         {"embet": Optional("colwise")},

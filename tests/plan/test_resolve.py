@@ -1,5 +1,6 @@
 """`resolve`: skeleton, plan and layout become what every rank holds, or every reason why not, at once."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,12 @@ def test_every_reason_against_a_degree_is_told_with_the_legal_ones() -> None:
 def test_without_replicated_heads_there_is_no_word_of_them() -> None:
     with pytest.raises(LayoutError, match=r"use tp=1, 2, 4, 8 or 16$"):
         resolve(MODEL, Layout(tp=3), plan={"blocks.*.up": "colwise"})
+    attention = skeleton(
+        {"blocks.0.q.weight": (8, 6), "blocks.0.k.weight": (8, 6)},
+        [replace(HEADS, key_value_heads=8, head_dim=1)],
+    )
+    with pytest.raises(LayoutError, match=r"use tp=1, 2, 4 or 8$"):
+        resolve(attention, Layout(tp=3), plan={"blocks.*.q": "colwise", "blocks.*.k": "colwise"})
 
 
 @pytest.mark.parametrize(
