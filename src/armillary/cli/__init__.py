@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +27,7 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `armillary` with `arguments` (default: the process's own) and return the exit code."""
     with warnings.catch_warnings():
-        warnings.showwarning = _print_warning
+        warnings.showwarning = _print_once(set())
         try:
             code = _armillary().main(arguments, prog_name="armillary", standalone_mode=False)
         except ArmillaryError as error:
@@ -116,5 +116,13 @@ def _report(error: ArmillaryError) -> int:
     return error.exit_code
 
 
-def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+def _print_once(printed: set[str]) -> Callable[..., None]:
+    """Prints a warning as one line, and not again from another place."""
+
+    def print_warning(message: Warning | str, *_: object, **__: object) -> None:
+        line = f"warning: {' '.join(str(message).split())}"
+        if line not in printed:
+            printed.add(line)
+            print(line, file=sys.stderr)
+
+    return print_warning

@@ -79,11 +79,11 @@ def run(
 ) -> Any:
     """Run `task` on `world_size` ranks: those that torchrun started, of which this process is one and whose
     result it gets, or else new local ones. See `run_as_rank` and `run_ranks`."""
-    if problems := rank_problems(world_size):
-        raise LayoutError(problems)
     rank = joined_group()
     if rank is None:
         return run_ranks(task, payload, world_size, step_timeout=step_timeout, init_timeout=init_timeout)
+    if problems := rank_problems(world_size):
+        raise LayoutError(problems)
     return run_as_rank(rank, task, payload, step_timeout=step_timeout, init_timeout=init_timeout)
 
 
