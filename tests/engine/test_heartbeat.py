@@ -1,8 +1,10 @@
 """Slots that ranks write and others read, and who is blamed for a stall."""
 
+import sys
 import time
 import timeit
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
@@ -45,6 +47,24 @@ def test_a_new_file_says_that_every_rank_starts_now(slots: HeartbeatFile) -> Non
 def test_a_beat_is_seen_in_its_own_slot_only(slots: HeartbeatFile, rank_1: Heartbeat) -> None:
     rank_1.beat("computing", step=3, steps=8)
     assert [str(pulse) for pulse in slots.read()] == ["starting", "computing, step 3 of 8"]
+
+
+_BEAT_FOR_A_SECOND = """
+import pathlib, sys, time
+from armillary.engine.heartbeat import Heartbeat
+heartbeat, end = Heartbeat.open(pathlib.Path(sys.argv[1]), rank=0), time.monotonic() + 1
+while time.monotonic() < end:
+    heartbeat.beat()
+"""
+
+
+def test_a_slot_is_never_read_while_it_is_empty(slots: HeartbeatFile, tmp_path: Path) -> None:
+    times = set()
+    with Popen([sys.executable, "-c", _BEAT_FOR_A_SECOND, tmp_path / "heartbeats"]) as rank:
+        while rank.poll() is None:
+            times.add(slots.read()[0].time)
+    assert rank.returncode == 0
+    assert time.monotonic() - min(times) < 60
 
 
 def test_a_beat_without_words_moves_and_keeps_the_rest(rank_1: Heartbeat) -> None:

@@ -104,9 +104,9 @@ class Heartbeat:
 
     def _write(self) -> None:
         self._beats += 1
-        _FIELDS.pack_into(
-            self._memory,
-            self._offset,
+        # In two steps: pack_into clears the slot before it fills it, and a reader in between would see a rank
+        # that has rested since the machine was started.
+        self._memory[self._offset : self._offset + _FIELDS.size] = _FIELDS.pack(
             self._beats,
             self._waits,
             time.monotonic(),
