@@ -8,7 +8,6 @@ latent frames clean: image- and video-to-video.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import time
@@ -25,14 +24,15 @@ from torch import Tensor
 from toy.batched import Prompts, predict_velocity
 from toy.clips import FPS, NUM_FRAMES, captions, combinations, draw, image_caption, render
 from toy.measure import Scores, score
+from toy.team import Team, run as start
 from toy.vae import LATENT_CHANNELS, to_frames, to_pixels
 from toy.words import FRAME_RATES, VOCABULARY, prompt_ids, write_tokenizer
 
 SEED = 5
-STEPS = 9000
+STEPS = 3500
 BATCH = 32
 LEARNING_RATE = 2e-3
-NUM_CLIPS = 5760  # 60 of every combination
+NUM_CLIPS = 576  # 6 of every combination
 CONFIG: dict[str, Any] = {
     "hidden_size": 96,
     "intermediate_size": 256,
@@ -51,11 +51,12 @@ CONFIG: dict[str, Any] = {
     "timestep_scale": 0.05,
     "vocab_size": VOCABULARY,
 }
-_IMAGE_EVERY = 10  # one batch in ten is of still pictures
+_IMAGE_EVERY = 12  # one batch in twelve is of still pictures
 _DROP_PROMPT = 0.15
-_CLEAN_FRAMES = (0.7, 0.2, 0.1)  # shares of clips with no, one and two clean latent frames
+_CLEAN_FRAMES = (0.8, 0.15, 0.05)  # shares of clips with no, one and two clean latent frames
 _SHIFT = 3.0  # of the noise levels, as in generation
 _SAVE_EVERY_S = 60.0
+_REPORT_EVERY = 250  # steps
 
 
 @dataclass(frozen=True)
@@ -70,29 +71,30 @@ class Texts:
 
 def write_texts(tokenizer: Path) -> Texts:
     """Tokenizes what the pipeline would build for the training combinations."""
-    labels = combinations("train")
-    keys = [(each, float(fps)) for each in labels for fps in FRAME_RATES]
-    video = {key: prompt_ids(tokenizer, [(t, NUM_FRAMES, key[1]) for t in captions(*key[0])]) for key in keys}
-    image = prompt_ids(tokenizer, [(image_caption(*each[:2]), 1, FPS) for each in labels])
+    keys = [(labels, float(fps)) for labels in combinations("train") for fps in FRAME_RATES]
+    prompts = [(text, NUM_FRAMES, key[1]) for key in keys for text in captions(*key[0])]
+    images = [(image_caption(*labels[:2]), 1, float(FPS)) for labels in combinations("train")]
+    ids = iter(prompt_ids(tokenizer, prompts + images))
+    video = {key: [next(ids) for _ in captions(*key[0])] for key in keys}
+    image = {labels: next(ids) for labels in combinations("train")}
     return Texts(
-        video={key: [ids for ids, _ in pairs] for key, pairs in video.items()},
-        image={each: ids for each, (ids, _) in zip(labels, image, strict=True)},
-        no_video={fps: pairs[0][1] for (_, fps), pairs in video.items()},
-        no_image=image[0][1],
+        video={key: [with_text for with_text, _ in wordings] for key, wordings in video.items()},
+        image={labels: with_text for labels, (with_text, _) in image.items()},
+        no_video={fps: wordings[0][1] for (_, fps), wordings in video.items()},
+        no_image=next(iter(image.values()))[1],
     )
 
 
 @torch.no_grad()
-def encode_clips(vae: AutoencoderKLWan, cache: Path) -> Tensor:
-    """Normalized latents [clip, C, T, H, W] of the training seeds, kept in a file."""
-    if not cache.exists():
-        chunks = []
-        for first in range(0, NUM_CLIPS, 32):
-            pixels = torch.stack([to_pixels(render(draw(first + i))) for i in range(32)])
-            chunks.append(vae.encode(pixels).latent_dist.mode())
-        torch.save(normalize(vae, torch.cat(chunks)), cache)
-    latents: Tensor = torch.load(cache)
-    return latents
+def encode_clips(vae: AutoencoderKLWan, cache: Path) -> None:
+    """Writes the normalized latents [clip, C, T, H, W] of the training seeds into a file, once."""
+    if cache.exists():
+        return
+    chunks = []
+    for first in range(0, NUM_CLIPS, 8):
+        pixels = torch.stack([to_pixels(render(draw(first + i))) for i in range(8)])
+        chunks.append(vae.encode(pixels).latent_dist.mode())
+    torch.save(normalize(vae, torch.cat(chunks)), cache)
 
 
 def normalize(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
@@ -111,23 +113,24 @@ def denormalize(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
     return latents * std + mean
 
 
-def loss_at(model: Cosmos3OmniTransformer, latents: Tensor, texts: Texts, step: int) -> Tensor:
-    """Flow matching loss of one batch, which depends on the step only."""
-    rng = np.random.default_rng([SEED, step])
-    picked = rng.integers(len(latents), size=BATCH)
+def loss_at(model: Cosmos3OmniTransformer, latents: Tensor, texts: Texts, step: int, team: Team) -> Tensor:
+    """Flow matching loss of this process's share of a step's batch, which depends on the step only."""
+    rng = np.random.default_rng([SEED, step, team.rank])
+    size = len(team.share(BATCH))
+    picked = rng.integers(len(latents), size=size)
     clips = [draw(int(i)).labels for i in picked]
     x0 = latents[torch.from_numpy(picked)]
     if step % _IMAGE_EVERY == 0:
-        x0, fps = x0[:, :, :1], [float(FPS)] * BATCH
+        x0, fps = x0[:, :, :1], [float(FPS)] * size
         ids = [texts.no_image if rng.random() < _DROP_PROMPT else texts.image[each] for each in clips]
-        clean = np.zeros(BATCH, dtype=np.int64)
+        clean = np.zeros(size, dtype=np.int64)
     else:
-        fps = [float(value) for value in rng.choice(FRAME_RATES, size=BATCH)]
+        fps = [float(value) for value in rng.choice(FRAME_RATES, size=size)]
         ids = [_words(texts, *pair, rng) for pair in zip(clips, fps, strict=True)]
-        clean = rng.choice(len(_CLEAN_FRAMES), size=BATCH, p=_CLEAN_FRAMES)
-    uniform = torch.from_numpy(rng.random(BATCH)).float()
+        clean = rng.choice(len(_CLEAN_FRAMES), size=size, p=_CLEAN_FRAMES)
+    uniform = torch.from_numpy(rng.random(size)).float()
     sigma = _SHIFT * uniform / (1 + (_SHIFT - 1) * uniform)
-    noise = torch.randn(x0.shape, generator=torch.Generator().manual_seed(step))
+    noise = team.noise(x0, step)
     noisy = torch.arange(x0.shape[2]) >= torch.from_numpy(clean)[:, None]  # [B, T]
     mask = noisy[:, None, :, None, None]
     level = sigma.view(-1, 1, 1, 1, 1) * mask
@@ -185,13 +188,14 @@ class Run:
             self.optimizer.load_state_dict(state["optimizer"])
             self.step = state["step"]
 
-    def advance(self, loss: Tensor) -> None:
+    def advance(self, loss: Tensor, team: Team) -> None:
         """One step of the optimizer, and of the averaged weights towards the trained ones."""
         fade = min(1.0, (self.step + 1) / 200, max(0.02, 2.0 * (1 - self.step / STEPS)))
         for group in self.optimizer.param_groups:
             group["lr"] = LEARNING_RATE * fade
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        team.average_gradients(self.model.parameters())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
@@ -200,31 +204,36 @@ class Run:
             for target, source in zip(self.averaged.parameters(), self.model.parameters(), strict=True):
                 target.lerp_(source, share)
 
-    def save(self, *, force: bool = False) -> bool:
-        """Saves when the last time is a minute ago; says whether it did."""
+    def save(self, *, force: bool) -> None:
+        """Saves when the last time is a minute ago, or with `force`."""
         if not force and time.monotonic() - self.saved_at < _SAVE_EVERY_S:
-            return False
+            return
         parts = {"model": self.model, "averaged": self.averaged, "optimizer": self.optimizer}
         state = {name: part.state_dict() for name, part in parts.items()} | {"step": self.step}
         torch.save(state, self.state_file.with_suffix(".part"))
         self.state_file.with_suffix(".part").replace(self.state_file)
         self.saved_at = time.monotonic()
-        return True
 
 
-def train(out: Path) -> None:
-    """All steps; `OUT/denoiser.csv` gets a row every minute, `OUT/transformer` the averaged weights."""
-    tokenizer = out / "text_tokenizer"
-    write_tokenizer(tokenizer)
-    texts = write_texts(tokenizer)
-    vae = AutoencoderKLWan.from_pretrained(out / "vae")
-    latents = encode_clips(vae, out / "latents.pt")
+def train(out: Path, team: Team) -> None:
+    """All steps; `OUT/denoiser.csv` gets a row every 250 steps, `OUT/transformer` the averaged weights."""
+    tokenizer, cache = out / "text_tokenizer", out / "latents.pt"
+    if team.rank == 0:
+        write_tokenizer(tokenizer)
+        encode_clips(AutoencoderKLWan.from_pretrained(out / "vae"), cache)
+    team.wait()
+    texts, latents = write_texts(tokenizer), torch.load(cache)
     run, losses = Run(out), []
     while run.step < STEPS:
-        loss = loss_at(run.model, latents, texts, run.step)
-        run.advance(loss)
+        loss = loss_at(run.model, latents, texts, run.step, team)
+        run.advance(loss, team)
         losses.append(loss.item())
-        if run.save(force=run.step == STEPS):
+        if team.rank > 0:
+            continue
+        run.save(force=run.step == STEPS)
+        if run.step % _REPORT_EVERY == 0:
+            # read again: its decoder may have been trained further meanwhile
+            vae = AutoencoderKLWan.from_pretrained(out / "vae")
             scores = quick_score(run.averaged, vae, tokenizer)
             _report(out / "denoiser.csv", run.step, float(np.mean(losses)), scores)
             losses.clear()
@@ -244,7 +253,4 @@ def _report(log: Path, step: int, loss: float, scores: Scores) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    torch.set_num_threads(1)
-    train(parser.parse_args().out)
+    start(train, __doc__)

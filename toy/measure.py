@@ -13,14 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toy.clips import COLOURS, GROUND, MOTIONS, Frames
+from toy.clips import COLOURS, GROUND, MOTIONS, SHAPES, Frames, coverage
 
 _STANDS_OUT = 0.5  # of the clip's strongest contrast: where an edge that is smoothed or blurred lies
 _LEAST_CONTRAST = 40.0  # of 255; less is ground with noise, nothing is seen
 _LEAST_PIXELS = 30
 _LEAST_TRAVEL = 5.0  # pixels from the first frame to the last; less is standing still
-# areas over bounding boxes: triangle 1/2, circle pi/4, square 1; the limits lie between them
-_TRIANGLE_BELOW, _SQUARE_ABOVE = 0.64, 0.89
 
 
 class Seen(NamedTuple):
@@ -52,7 +50,8 @@ def see(frames: Frames) -> Seen:
     mask = np.stack([_without_specks(frame) for frame in mask])
     if peak < _LEAST_CONTRAST or mask.sum(axis=(1, 2)).min() < _LEAST_PIXELS:
         return NOTHING
-    return Seen(_shape(mask), _colour(pixels[mask & (contrast > 0.8 * peak)]), _motion(mask))
+    centres = np.array([np.argwhere(frame).mean(axis=0)[::-1] for frame in mask])  # [time, (x, y)]
+    return Seen(_shape(mask, centres), _colour(pixels[mask & (contrast > 0.8 * peak)]), _motion(centres))
 
 
 def score(clips: Iterable[Frames], labels: Sequence[tuple[str, str, str]]) -> Scores:
@@ -76,23 +75,17 @@ def _colour(foreground: NDArray[np.float32]) -> str:
     return min(COLOURS, key=lambda name: float(np.square(mean - np.array(COLOURS[name])).sum()))
 
 
-def _shape(mask: NDArray[np.bool_]) -> str:
-    fill = float(np.median([_fill(frame) for frame in mask]))
-    if fill < _TRIANGLE_BELOW:
-        return "triangle"
-    return "square" if fill > _SQUARE_ABOVE else "circle"
+def _shape(mask: NDArray[np.bool_], centres: NDArray[np.float64]) -> str:
+    """The shape whose ideal of the same area and centre differs from the mask in the fewest pixels."""
+    rows, columns = np.indices(mask.shape[1:])
+    x = (columns - centres[:, 0, None, None]).astype(np.float32)
+    y = (rows - centres[:, 1, None, None]).astype(np.float32)
+    radius = float(np.sqrt(mask.sum(axis=(1, 2)).mean() / np.pi))
+    return min(SHAPES, key=lambda shape: float(np.abs(coverage(shape, x, y, radius) - mask).sum()))
 
 
-def _fill(mask: NDArray[np.bool_]) -> float:
-    """Share of its bounding box that the mask fills."""
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    box = (rows[-1] - rows[0] + 1) * (columns[-1] - columns[0] + 1)
-    return float(mask.sum() / box)
-
-
-def _motion(mask: NDArray[np.bool_]) -> str:
+def _motion(centres: NDArray[np.float64]) -> str:
     """The direction in which the centre goes, by a straight line through all frames (less noisy than two)."""
-    centres = np.array([np.argwhere(frame).mean(axis=0)[::-1] for frame in mask])  # [time, (x, y)]
     travel = np.polyfit(np.arange(len(centres)), centres, 1)[0] * (len(centres) - 1)
     if np.hypot(*travel) < _LEAST_TRAVEL:
         return "still"

@@ -8,7 +8,6 @@ depend on the step only.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import time
@@ -25,9 +24,10 @@ from torch import Tensor
 
 from toy.clips import NUM_FRAMES, SIZE, Frames, draw, render
 from toy.measure import Scores, score
+from toy.team import Team, run as start
 
 SEED = 3
-LATENT_CHANNELS = 16
+LATENT_CHANNELS = 8
 CONFIG: dict[str, Any] = {
     "patch_size": 2,
     "in_channels": 12,  # 3 colours x 2 x 2 pixels of a patch
@@ -61,9 +61,9 @@ class Phase:
 
 
 PHASES = (
-    Phase("crops", steps=900, batch=8, crop=32, learning_rate=2e-3),
-    Phase("clips", steps=100, batch=4, crop=SIZE, learning_rate=1e-3),
-    Phase("decoder", steps=1500, batch=4, crop=SIZE, learning_rate=1e-3, train_encoder=False),
+    Phase("crops", steps=410, batch=8, crop=32, learning_rate=2e-3),
+    Phase("decoder on crops", steps=400, batch=8, crop=32, learning_rate=1.5e-3, train_encoder=False),
+    Phase("decoder on clips", steps=300, batch=4, crop=SIZE, learning_rate=1e-3, train_encoder=False),
 )
 
 
@@ -103,13 +103,13 @@ def decode_unclamped(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
     return pixels
 
 
-def batch(phase: Phase, step: int) -> Tensor:
-    """The pixels of a step, [batch, 3, time, crop, crop]; every second step has only 5 frames, for speed."""
+def batch(phase: Phase, step: int, team: Team) -> Tensor:
+    """This process's pixels of a step, [samples, 3, time, crop, crop]; 5 frames every other step."""
     first = step * phase.batch
     rng = np.random.default_rng([SEED, step])
     num_frames = NUM_FRAMES if step % 2 else 5
     cuts = [_cut(first + i, phase.crop, rng)[:num_frames] for i in range(phase.batch)]
-    return torch.stack([to_pixels(cut) for cut in cuts])
+    return torch.stack([to_pixels(cuts[i]) for i in team.share(phase.batch)])
 
 
 def _cut(seed: int, crop: int, rng: np.random.Generator) -> Frames:
@@ -118,14 +118,14 @@ def _cut(seed: int, crop: int, rng: np.random.Generator) -> Frames:
     if crop == SIZE:
         return frames
     middle = np.array(clip.start) + 4 * np.array(clip.velocity)
-    left, top = np.clip(np.rint(middle + rng.uniform(-10, 10, 2)).astype(int) - crop // 2, 0, SIZE - crop)
+    left, top = np.clip(np.rint(middle + rng.uniform(-14, 14, 2)).astype(int) - crop // 2, 0, SIZE - crop)
     return frames[:, top : top + crop, left : left + crop]
 
 
-def loss_of(vae: AutoencoderKLWan, pixels: Tensor, noise: torch.Generator) -> Tensor:
+def loss_of(vae: AutoencoderKLWan, pixels: Tensor, step: int, team: Team) -> Tensor:
     """Weighted pixel distance after a round trip through slightly noisy latents."""
     latents = vae.encode(pixels).latent_dist.mode()
-    noisy = latents + _LATENT_NOISE * torch.randn(latents.shape, generator=noise)
+    noisy = latents + _LATENT_NOISE * team.noise(latents, step)
     distance = decode_unclamped(vae, noisy) - pixels
     weight = 1.0 + _FOREGROUND_WEIGHT * (pixels.abs().amax(dim=1, keepdim=True) > 0.1)
     pixel_loss = (weight * (distance.square() + 0.2 * distance.abs())).mean()
@@ -134,7 +134,7 @@ def loss_of(vae: AutoencoderKLWan, pixels: Tensor, noise: torch.Generator) -> Te
 
 
 @torch.no_grad()
-def round_trip(vae: AutoencoderKLWan, count: int = 48) -> tuple[Scores, float]:
+def round_trip(vae: AutoencoderKLWan, count: int = 24) -> tuple[Scores, float]:
     """The measure on held-out clips after encode and decode, and their PSNR in decibels."""
     clips = [draw(seed, "held-out") for seed in range(count)]
     pixels = torch.stack([to_pixels(render(clip)) for clip in clips])
@@ -144,7 +144,7 @@ def round_trip(vae: AutoencoderKLWan, count: int = 48) -> tuple[Scores, float]:
 
 
 @torch.no_grad()
-def measure_latents(vae: AutoencoderKLWan, count: int = 192) -> None:
+def measure_latents(vae: AutoencoderKLWan, count: int = 96) -> None:
     """Puts each latent channel's mean and standard deviation over training clips into the config."""
     pixels = torch.stack([to_pixels(render(draw(seed))) for seed in range(count)])
     latents = torch.cat([vae.encode(part).latent_dist.mode() for part in pixels.split(16)])
@@ -192,9 +192,8 @@ def schedule() -> Iterator[tuple[Phase, int]]:
             yield phase, index
 
 
-def train(out: Path) -> None:
+def train(out: Path, team: Team) -> None:
     """All phases; `OUT/vae` is written after every phase and `OUT/vae.csv` gets a row every 100 steps."""
-    out.mkdir(parents=True, exist_ok=True)
     run = Run(out)
     for step, (phase, index) in enumerate(schedule()):
         if step < run.step:
@@ -204,21 +203,26 @@ def train(out: Path) -> None:
         fade = min(1.0, (index + 1) / 50, max(0.05, 1.5 * (1 - index / phase.steps)))
         for group in run.optimizer.param_groups:
             group["lr"] = phase.learning_rate * fade
-        loss = loss_of(run.vae, batch(phase, step), torch.Generator().manual_seed(step))
+        loss = loss_of(run.vae, batch(phase, step, team), step, team)
         run.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        team.average_gradients(run.vae.parameters())
         torch.nn.utils.clip_grad_norm_(run.vae.parameters(), 1.0)
         run.optimizer.step()
         run.step = step + 1
         run.average()
-        last = index == phase.steps - 1
-        run.save(force=last)
-        if last or run.step % _REPORT_EVERY == 0:
-            _report(run, phase, loss.item())
-        if last:
-            measure_latents(run.averaged)
-            run.averaged.save_pretrained(out / "vae")
-            (out / f"vae-{phase.name}.done").touch()
+        if team.rank == 0:
+            _keep(run, phase, loss.item(), ends=index == phase.steps - 1)
+
+
+def _keep(run: Run, phase: Phase, loss: float, *, ends: bool) -> None:
+    """Saves and reports now and then; at a phase's end, writes the averaged weights and latent scale."""
+    run.save(force=ends)
+    if ends or run.step % _REPORT_EVERY == 0:
+        _report(run, phase, loss)
+    if ends:
+        measure_latents(run.averaged)
+        run.averaged.save_pretrained(run.out / "vae")
 
 
 def _begin(run: Run, phase: Phase) -> None:
@@ -244,10 +248,4 @@ def _report(run: Run, phase: Phase, loss: float) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.set_flush_denormal(True)  # over plain ground many values fade to almost nothing, which is slow
-    train(options.out)
+    start(train, __doc__)

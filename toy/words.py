@@ -16,10 +16,10 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import _SYSTEM_PROMPT_IMAG
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from toy.clips import FPS, NUM_FRAMES, SIZE, SPLITS, captions, combinations, image_caption
+from toy.clips import FPS, SIZE, SPLITS, captions, combinations, image_caption
 
 VOCABULARY = 512  # 256 bytes, the words, the special tokens; the rest of the embedding's rows stays unused
-FRAME_RATES = (FPS, 12, 16, 24)  # the frame rate changes the text and the positions, not what is drawn
+FRAME_RATES = (FPS, 24)  # the frame rate changes the text and the positions, not what is drawn
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 # the published template's form: role, newline, content
 _CHAT_TEMPLATE = (
@@ -32,7 +32,7 @@ _CHAT_TEMPLATE = (
 
 def _phrases() -> Iterator[str]:
     """The fixed texts around a prompt and its numbers; one token each, which halves the prompts."""
-    yield from (_SYSTEM_PROMPT_IMAGE, _SYSTEM_PROMPT_VIDEO)
+    yield from (_SYSTEM_PROMPT_IMAGE, _SYSTEM_PROMPT_VIDEO, "system\n", "user\n", "assistant\n")
     for template in (
         Pipeline.duration_template,
         Pipeline.inverse_duration_template,
@@ -41,14 +41,14 @@ def _phrases() -> Iterator[str]:
         Pipeline.image_resolution_template,
         Pipeline.inverse_image_resolution_template,
     ):
-        yield from (part for part in re.split(r"\{.*?\}", template) if len(part) > 1)
+        first, *rest = re.split(r"\{.*?\}", template)
+        # a sentence opens the text, or follows another
+        yield from (first, f". {first}", *(part for part in rest if len(part) > 1))
 
 
 def _words() -> Iterator[str]:
-    """Everything else that a toy prompt is made of: roles, captions and numbers."""
-    yield from ("system\n", "user\n", "assistant\n", f"{SIZE}x{SIZE}")
-    for fps in FRAME_RATES:
-        yield from (f"{NUM_FRAMES / fps:.1f}", str(fps))
+    """Everything else that a toy prompt is made of: captions and numbers."""
+    yield from (str(number) for number in (SIZE, *FRAME_RATES))
     for split in SPLITS:
         for labels in combinations(split):
             yield from (*captions(*labels), image_caption(*labels[:2]))
