@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 from torch.nn import Parameter
 
 
@@ -62,7 +62,7 @@ def run(train: Callable[[Path, Team], None], description: str | None) -> None:
         return
     with TemporaryDirectory() as folder:
         arguments = (train, options.out, options.processes, f"{folder}/store")
-        mp.spawn(_join, arguments, nprocs=options.processes)  # type: ignore[no-untyped-call]
+        spawn(_join, arguments, nprocs=options.processes)
 
 
 def _settle() -> None:
@@ -74,6 +74,7 @@ def _settle() -> None:
 def _join(rank: int, train: Callable[[Path, Team], None], out: Path, size: int, store: str) -> None:
     _settle()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the processes are on one machine: nothing listens beyond it
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    shared = dist.FileStore(store, size)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=shared, rank=rank, world_size=size)
     train(out, Team(rank, size))
     dist.destroy_process_group()

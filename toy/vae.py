@@ -61,7 +61,7 @@ class Phase:
 
 
 PHASES = (
-    Phase("crops", steps=410, batch=8, crop=32, learning_rate=2e-3),
+    Phase("crops", steps=900, batch=8, crop=32, learning_rate=2e-3),
     Phase("decoder on crops", steps=400, batch=8, crop=32, learning_rate=1.5e-3, train_encoder=False),
     Phase("decoder on clips", steps=300, batch=4, crop=SIZE, learning_rate=1e-3, train_encoder=False),
 )
