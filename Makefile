@@ -45,3 +45,11 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/step.py
+
+# toy  trains the checkpoint that ships with the package again, in place: an hour on two cores; resumes when stopped
+.PHONY: toy
+toy: $(STAMP)
+	$(BIN)/python -m toy.vae toy/run --processes 2
+	$(BIN)/python -m toy.denoiser toy/run --processes 2
+	$(BIN)/python -m toy.publish toy/run src/armillary/assets/toy-world
+	$(BIN)/python -m toy.evaluate src/armillary/assets/toy-world > toy/scores.json
