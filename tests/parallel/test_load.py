@@ -13,19 +13,19 @@ from diffusers.models.transformers.transformer_cosmos3 import Cosmos3AttnProcess
 import armillary.parallel.load
 from armillary.errors import CheckpointError, EngineError, LayoutError, PlanError
 from armillary.layout import Layout
-from armillary.models.cosmos3.tiny import VARIANTS, TinyOptions, write_tiny
+from armillary.models.cosmos3.tiny import TinyOptions, write_tiny
 from armillary.parallel.load import load
 from armillary.parallel.parallelize import parallelize
 from rank_cases import Told, World, cases_of, run_cases
 
 TP2, TP4 = Layout(tp=2), Layout(tp=4)
-SMALL = {"layers": 2, "hidden": 32, "head_dim": 8, "intermediate": 64, "vocab": 321}
+SMALL = TinyOptions(layers=2, hidden=32, head_dim=8, intermediate=64, vocab=321)
 CHECKPOINTS = {
     # tp=4 copies the two K/V heads; 321 rows do not divide
-    "copies": TinyOptions(bias=True, kv_heads=2, **SMALL),
-    "relu2": replace(VARIANTS["relu2-bias"], files=3, **SMALL),
-    "bfloat16": TinyOptions(dtype="bfloat16", **SMALL),
-    "other-seed": TinyOptions(bias=True, kv_heads=2, seed=1, **SMALL),
+    "copies": replace(SMALL, bias=True, kv_heads=2),
+    "relu2": replace(SMALL, variant="relu2", bias=True, files=3),
+    "bfloat16": replace(SMALL, dtype="bfloat16"),
+    "other-seed": replace(SMALL, bias=True, kv_heads=2, seed=1),
 }
 
 
@@ -227,7 +227,7 @@ def test_refused_before_a_tensor_is_read(
         load(checkpoints / "copies", **{"subfolder": "transformer", **arguments})
 
 
-@pytest.mark.parametrize("name", ["NoSuchModel", "UniPCMultistepScheduler", "load_image"])
+@pytest.mark.parametrize("name", ["NoSuchModel", "UniPCMultistepScheduler", "apply_first_block_cache"])
 def test_a_class_that_is_no_model_is_refused_with_those_that_are_known(
     checkpoints: Path, tmp_path: Path, name: str
 ) -> None:
