@@ -1,5 +1,5 @@
 # install  makes .venv with armillary and its development tools (every other target does this first)
-# demo     a Cosmos 3 checkpoint of toy size, generated on two ranks and in one process, and how far apart
+# demo     a clip from the shipped toy world, drawn on two ranks and in one process, and how far apart
 # test     every test but the soak        soak   the full figures, kept in benchmarks/results/
 # lint     ruff and mypy                  bench  this library beside its peers: JSON with ratios
 
@@ -8,8 +8,7 @@ BIN := .venv/bin
 # Younger than both files once what they ask for is installed. A .venv made by hand has none and gets one.
 STAMP := .venv/.installed
 
-GENERATE := $(BIN)/armillary generate demo/tiny --prompt "A robot arm pours tea beside a window" \
-	--size 64x64 --num-frames 9 --num-inference-steps 8 --seed 7
+GENERATE := $(BIN)/armillary generate toy-world --prompt "a red circle moving left" --seed 3
 
 .PHONY: install demo test soak lint bench
 
@@ -25,11 +24,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 demo: $(STAMP)
-	$(BIN)/armillary tiny demo/tiny --no-action --force
+	@mkdir -p demo
 	$(GENERATE) --tensor-parallel-size 2 -o demo/two.mp4
 	$(GENERATE) --tensor-parallel-size 2 -o demo/two.npz
 	$(GENERATE) -o demo/one.npz
 	$(BIN)/python examples/compare.py demo/one.npz demo/two.npz
+	$(BIN)/python examples/side_by_side.py demo/one.npz demo/two.npz -o demo/side-by-side.gif
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not soak"

@@ -21,8 +21,7 @@ from toy.evaluate import GUIDANCE, STEPS
 _LOGS = ("vae.csv", "denoiser.csv")
 # what the checkpoint was trained for; everything else would be noise
 _DEFAULTS = {
-    "height": SIZE,
-    "width": SIZE,
+    "size": f"{SIZE}x{SIZE}",
     "num_frames": NUM_FRAMES,
     "fps": FPS,
     "num_inference_steps": STEPS,
@@ -42,7 +41,7 @@ def publish(run: Path, out: Path) -> None:
     scheduler.save_config(out / "scheduler")
     write_index(out, sound=False)
     _switch_off_safety_checker(out / INDEX_NAME)
-    write_json(out / "generation_config.json", _DEFAULTS)
+    write_json(out / "generation_defaults.json", _DEFAULTS)
     for folder in ("transformer", "vae"):
         _forget_origin(out / folder / "config.json")
 

@@ -86,3 +86,13 @@ def test_a_repo_that_cannot_be_reached_is_refused(cached_repo: Path, name: str) 
         CheckpointError, match=f"{name} is neither a folder here nor a hub repo that can be reached"
     ):
         locate(name)
+
+
+def test_a_shipped_checkpoint_is_found_by_its_name() -> None:
+    assert (locate("toy-world", "transformer") / "config.json").is_file()
+
+
+def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toy-world").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert locate("toy-world") == Path("toy-world")

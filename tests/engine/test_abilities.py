@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from armillary.engine.abilities import Abilities, abilities
+from armillary.engine.request import GenerationRequest, complete
 from armillary.errors import CheckpointError
 
 FILES: dict[str, dict[str, Any]] = {
@@ -87,3 +88,18 @@ def test_a_distilled_checkpoint_without_its_schedule_is_refused(tmp_path: Path) 
 def test_what_is_no_folder_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a folder"):
         abilities(tmp_path / "nowhere")
+
+
+def test_a_checkpoint_may_prefer_settings_of_its_own(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "generation_defaults.json").write_text('{"size": "64x64", "num_frames": 9}')
+    request = complete(GenerationRequest(prompt="tea"), abilities(folder))
+    assert (request.width, request.num_frames, request.num_inference_steps) == (64, 9, 35)
+
+
+def test_preferences_that_no_request_has_are_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "generation_defaults.json").write_text('{"sized": "64x64", "num_frames": "9"}')
+    with pytest.raises(CheckpointError, match="'sized'") as caught:
+        abilities(folder)
+    assert len(caught.value.problems) == 2

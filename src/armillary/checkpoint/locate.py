@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 
 from armillary.errors import CheckpointError, Problem
+
+SHIPPED = ("toy-world",)
+"""Checkpoints that come with the package, by name."""
 
 
 def locate(checkpoint: str | Path, subfolder: str | None = None, *, whole: bool = False) -> Path:
@@ -13,12 +17,16 @@ def locate(checkpoint: str | Path, subfolder: str | None = None, *, whole: bool 
     Of a hub repo only the JSON and safetensors files of `subfolder` (or of its top folder) are fetched,
     and every file of every folder with `whole`. `HF_HUB_OFFLINE` and the hub's cache are honoured.
 
+    A name in `SHIPPED` is a checkpoint that comes with the package, unless there is such a folder here.
+
     Raises:
         CheckpointError: neither a folder nor a hub repo that can be reached.
     """
     path = Path(checkpoint).expanduser()
     if path.is_dir():
         return _inside(path, subfolder)
+    if str(checkpoint) in SHIPPED:
+        return _inside(Path(str(files("armillary") / "assets" / str(checkpoint))), subfolder)
     if path.exists():
         raise _not_found(f"{path} is a file, not a folder", f"name the folder it lies in: {path.parent}")
     if isinstance(checkpoint, Path) or _looks_like_a_path(checkpoint):

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from armillary.errors import CheckpointError, Problem, list_choices
 
 MODEL_CLASS = "Cosmos3OmniTransformer"
+DEFAULTS_FILE = "generation_defaults.json"
+"""What a small checkpoint prefers to the published settings: size, num_frames, fps, ... of a video."""
+_PREFERENCES: Mapping[str, type | tuple[type, ...]] = {
+    "size": str,
+    "num_frames": int,
+    "fps": (int, float),
+    "num_inference_steps": int,
+    "guidance_scale": (int, float),
+    "flow_shift": (int, float),
+}
 _INDEXES = ("modular_model_index.json", "model_index.json")
 
 
@@ -34,6 +45,8 @@ class Abilities:
     """Few steps of a fixed schedule, with guidance baked into the weights."""
     distilled_steps: int | None = None
     """Length of that schedule; None unless `distilled`."""
+    preferred: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of a request that the checkpoint's `generation_defaults.json` sets."""
 
 
 def abilities(folder: Path, name: str | None = None) -> Abilities:
@@ -55,6 +68,7 @@ def abilities(folder: Path, name: str | None = None) -> Abilities:
     index = configs.read(next((file for file in _INDEXES if (folder / file).is_file()), _INDEXES[0]))
     configs.check_class(transformer)
     sigmas = configs.sigmas(index)
+    preferred = configs.preferred() if (folder / DEFAULTS_FILE).is_file() else {}
     found = Abilities(
         name=name or _name_of(folder),
         spatial_grid=configs.factor(vae, "scale_factor_spatial", default=8),
@@ -64,6 +78,7 @@ def abilities(folder: Path, name: str | None = None) -> Abilities:
         edge=transformer.get("hidden_act") == "relu2",
         distilled=sigmas is not None,
         distilled_steps=None if sigmas is None else len(sigmas),
+        preferred=preferred,
     )
     if configs.problems:
         raise CheckpointError(configs.problems)
@@ -119,6 +134,17 @@ class _Configs:
             f"it needs the list of its steps in {list_choices(_INDEXES)}",
         )
         return []
+
+    def preferred(self) -> dict[str, Any]:
+        """The settings that the checkpoint prefers; they are judged like a request's."""
+        settings = self.read(DEFAULTS_FILE)
+        for key, value in settings.items():
+            kind = _PREFERENCES.get(key)
+            if kind is None:
+                self._refuse(f"{DEFAULTS_FILE} has {key!r}", f"it may have {list_choices([*_PREFERENCES])}")
+            elif not isinstance(value, kind) or isinstance(value, bool):
+                self._refuse(f"{DEFAULTS_FILE} has {key} {value!r}", "give it as a request does")
+        return settings
 
     def _refuse(self, message: str, fix: str = "") -> dict[str, Any]:
         self.problems.append(Problem("checkpoint-config", message, fix))

@@ -73,9 +73,13 @@ _EDGE_IMAGE = replace(_IMAGE, size="640x640")
 
 
 def defaults(mode: Mode, abilities: Abilities) -> Defaults:
-    """The published settings of `mode` for the checkpoint's family."""
+    """The published settings of `mode` for the checkpoint's family, or what the checkpoint prefers."""
     image, video = (_EDGE_IMAGE, _EDGE_VIDEO) if abilities.edge else (_IMAGE, _VIDEO)
     published = image if mode == "text-to-image" else video
+    if abilities.preferred:
+        published = replace(published, **abilities.preferred)
+        if mode == "text-to-image":
+            published = replace(published, num_frames=1, guidance_interval=None)
     if not abilities.distilled:
         return published
     return replace(

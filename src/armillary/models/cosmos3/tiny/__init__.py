@@ -57,6 +57,7 @@ def write_tiny(
         if options.sound:
             parts.write_sound_tokenizer(stage / "sound_tokenizer", options.seed)
         parts.write_index(stage, sound=options.sound)
+        parts.write_defaults(stage)
         (stage / "README.md").write_text(_model_card(options), encoding="utf-8")
     return out
 

@@ -112,6 +112,13 @@ def write_scheduler(folder: Path) -> None:
     UniPCMultistepScheduler(**_SCHEDULER).save_config(folder)
 
 
+def write_defaults(folder: Path) -> None:
+    """What a request that says nothing gets: the published 44,000 tokens would take hours on a laptop."""
+    write_json(
+        folder / "generation_defaults.json", {"size": "64x64", "num_frames": 9, "num_inference_steps": 8}
+    )
+
+
 def write_index(folder: Path, *, sound: bool) -> None:
     """The pipeline index. Its components name no repository: they are looked for beside the index."""
     from diffusers import __version__
