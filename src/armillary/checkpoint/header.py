@@ -78,6 +78,8 @@ def several(names: Iterable[str], shown: int = 5) -> str:
 
 def _read_json(path: Path) -> tuple[Mapping[str, Any], int, int]:
     """The header without its metadata, the offset of the data and the size of the file."""
+    if path.exists() and not path.is_file():  # a pipe would never answer
+        raise CheckpointError(_bad_file(path, "is no ordinary file", "download the file again"))
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -92,7 +94,7 @@ def _read_json(path: Path) -> tuple[Mapping[str, Any], int, int]:
         raise CheckpointError(_bad_file(path, what, "check the path and its permissions")) from error
     try:
         header = json.loads(text, object_pairs_hook=_without_duplicates)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         what = f"its header is not JSON ({error})"
         raise CheckpointError(_not_safetensors(path, start + text, what)) from error
     if not isinstance(header, dict):

@@ -76,6 +76,8 @@ def compare(index: CheckpointIndex, expected: Mapping[str, tuple[int, ...]]) -> 
 
 def read_object(path: Path) -> Mapping[str, Any]:
     """A JSON file that holds an object, as `config.json` does; CheckpointError if it does not."""
+    if path.exists() and not path.is_file():  # a pipe would never answer
+        raise CheckpointError(Problem("checkpoint-json", f"{path} is no ordinary file"))
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -10,6 +10,27 @@ from armillary.errors import CheckpointError, Problem
 SHIPPED = ("toy-world",)
 """Checkpoints that come with the package, by name."""
 
+LONGEST_PATH = 4096
+"""Characters; what Linux takes."""
+
+
+def is_here(checkpoint: str | Path) -> bool:
+    """Whether a checkpoint is a folder on this machine (or one that comes with the package)."""
+    return (
+        len(str(checkpoint)) > LONGEST_PATH
+        or Path(checkpoint).expanduser().exists()
+        or str(checkpoint) in SHIPPED
+    )
+
+
+def locate_configs(checkpoint: str) -> Path:
+    """The JSON files alone of a hub repo: enough to refuse what cannot be, before the weights are fetched.
+
+    Raises:
+        CheckpointError: no hub repo that can be reached.
+    """
+    return _from_hub(checkpoint, ["*.json"], None)
+
 
 def locate(checkpoint: str | Path, subfolder: str | None = None, *, whole: bool = False) -> Path:
     """The local folder of a checkpoint, downloaded or found in the cache if it is a hub repo.
@@ -23,6 +44,8 @@ def locate(checkpoint: str | Path, subfolder: str | None = None, *, whole: bool 
         CheckpointError: neither a folder nor a hub repo that can be reached.
     """
     path = Path(checkpoint).expanduser()
+    if len(str(checkpoint)) > LONGEST_PATH:
+        raise _not_found(f"a path of {len(str(checkpoint))} characters is no folder", "check the path")
     if path.is_dir():
         return _inside(path, subfolder)
     if str(checkpoint) in SHIPPED:
@@ -31,7 +54,7 @@ def locate(checkpoint: str | Path, subfolder: str | None = None, *, whole: bool 
         raise _not_found(f"{path} is a file, not a folder", f"name the folder it lies in: {path.parent}")
     if isinstance(checkpoint, Path) or _looks_like_a_path(checkpoint):
         raise _not_found(f"there is no folder {path}", "check the path; a hub repo is named owner/name")
-    return _inside(_from_hub(checkpoint, subfolder, whole), subfolder)
+    return _inside(_from_hub(checkpoint, *patterns(subfolder, whole)), subfolder)
 
 
 def patterns(subfolder: str | None, whole: bool = False) -> tuple[list[str] | None, list[str] | None]:
@@ -55,10 +78,9 @@ def _inside(folder: Path, subfolder: str | None) -> Path:
     raise _not_found(f"{folder} has no subfolder {subfolder}", fix)
 
 
-def _from_hub(repo: str, subfolder: str | None, whole: bool) -> Path:
+def _from_hub(repo: str, allow: list[str] | None, ignore: list[str] | None) -> Path:
     from huggingface_hub import snapshot_download
 
-    allow, ignore = patterns(subfolder, whole)
     try:
         return Path(snapshot_download(repo, allow_patterns=allow, ignore_patterns=ignore))
     except Exception as error:  # network, login, name, disk: to the user all of them mean "not found"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -123,6 +124,7 @@ class WeightFiles:
         self._wanted = dict(wanted)
         self._reader = _Reader(device, lambda name, stored: stored, lambda nbytes: None)
         self._descriptors = {path: _open(path) for path in {entry.file for entry in self._entries.values()}}
+        self._alone = threading.Lock()
         weakref.finalize(self, _close_all, list(self._descriptors.values()))
 
     def read_into(self, name: str, tensor: torch.Tensor) -> None:
@@ -131,13 +133,16 @@ class WeightFiles:
         Raises:
             CheckpointError: the file cannot be read any more.
         """
-        entry = self._entries[name]
-        self._reader.read_into(tensor, self._descriptors[entry.file], entry, self._wanted[name])
+        self._read(name, tensor, self._wanted[name])
 
     def read_rows(self, name: str, rows: Sequence[Range], tensor: torch.Tensor) -> None:
         """Some full rows (dim 0) of a tensor, whatever this rank's own ranges are."""
+        self._read(name, tensor, (0, rows))
+
+    def _read(self, name: str, tensor: torch.Tensor, wanted: Wanted) -> None:
         entry = self._entries[name]
-        self._reader.read_into(tensor, self._descriptors[entry.file], entry, (0, rows))
+        with self._alone:  # one staging buffer for all who read: the threads of both pathways and the prompt
+            self._reader.read_into(tensor, self._descriptors[entry.file], entry, wanted)
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

@@ -95,10 +95,10 @@ class _Configs:
     def read(self, file: str) -> dict[str, Any]:
         path = self.folder / file
         try:
-            config = json.loads(path.read_bytes())
+            config = json.loads(path.read_bytes() if path.is_file() or not path.exists() else b"")
         except OSError as error:
             return self._refuse(f"{path} cannot be read ({error.strerror})", "download the whole checkpoint")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return self._refuse(f"{path} is not JSON ({error})", "download the file again")
         if not isinstance(config, dict):
             return self._refuse(f"{path} holds no JSON object", "download the file again")

@@ -28,6 +28,9 @@ class RankError(EngineError):
         self.traceback = traceback
         """The rank's own traceback (for a stall: where it stands) and the last lines it wrote, or ""."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems[0], self.rank, self.traceback)
+
 
 @dataclass(frozen=True)
 class RaisedError:

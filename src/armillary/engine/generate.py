@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,7 @@ def generate(
             init_timeout=init_timeout,
         )
         return GenerationResult(
-            request=job.request,
+            request=replace(job.request, seed=told["seed"]),
             output=target,
             media=read_arrays(made, job.request.fps) if target is None and made.exists() else None,
             layout=job.layout,
@@ -112,6 +113,11 @@ def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     request = CompleteRequest.from_json(payload["request"])
     folder, dtype = Path(payload["folder"]), getattr(torch, payload["dtype"])
     mesh = build_mesh(Layout(**payload["layout"]))
+    # under torchrun every process has drawn a seed of its own where none was asked for
+    request = replace(request, seed=mesh.everyone.share(request.seed)[0])
+    payload = {**payload, "request": request.to_json()}
+    if mesh.is_first:
+        print(f"seed {request.seed}  {payload['dtype']}  {mesh.layout}", file=sys.stderr, flush=True)
     mesh.everyone.agree("what to do", {key: payload[key] for key in ("request", "layout", "dtype")})
     transformer = load(
         folder,
@@ -127,18 +133,24 @@ def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     pipeline = build_pipeline(folder, request, transformer, dtype)
     steps = request.num_inference_steps
     rank.heartbeat.beat("computing", step=0, steps=steps)
-    started = time.monotonic()
+    clock = [time.monotonic()]
     with progress_bar("Denoising", steps, unit="steps", shown=mesh.is_first) as advance:
 
         def on_step(i: int) -> None:
             rank.heartbeat.beat(step=i + 1)
+            clock.append(time.monotonic())
             advance(1)
 
         media, latents = run_pipeline(pipeline, request, mesh, on_step)
-    seconds = time.monotonic() - started
     mesh.everyone.agree("the final latents", {"latents": fingerprint(latents)})
     if media is not None:
         write_media(media, payload["output"])
     # by storage: what stands in for weights that live elsewhere has a shape, but no memory
     held = sum(parameter.untyped_storage().nbytes() for parameter in transformer.parameters())
-    return {"seconds_per_step": seconds / steps, "weight_bytes": mesh.everyone.share(held)}
+    # the first step also computes the prompts; where there are others, they are what a step takes
+    steady = clock[1:] if steps > 1 else clock
+    return {
+        "seed": request.seed,
+        "seconds_per_step": (steady[-1] - steady[0]) / (len(steady) - 1),
+        "weight_bytes": mesh.everyone.share(held),
+    }

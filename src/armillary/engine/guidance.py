@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from armillary.errors import EngineError, Problem
+
 if TYPE_CHECKING:
     from armillary.parallel.collectives import Group
 
@@ -23,6 +25,14 @@ def own_denoiser(
     replaced on this pipeline's own instance and put back afterwards. The library stays as it is.
     """
     loops = list(_denoising_loops(pipeline._blocks))
+    if not loops:
+        raise EngineError(
+            Problem(
+                "denoiser",
+                f"{type(pipeline).__name__} has no Cosmos3LoopDenoiser block, so guidance cannot be steered",
+                "use the diffusers version that Armillary pins",
+            )
+        )
     stock = [loop.sub_blocks["denoiser"] for loop in loops]
     try:
         for loop in loops:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
+CONDITION_FRAMES = 5
+"""Of a clip to continue: latent frames 0 and 1, of which the second stands for four pictures."""
 MAX_PIXELS = 64 * 1024 * 1024
 """Of one conditioning picture: some kilobytes of file can unpack into all the memory there is."""
 
@@ -275,7 +277,8 @@ def _write_arrays(media: Media, part: Path) -> None:
     arrays: dict[str, Any] = {"frames": media.frames, "latents": media.latents}
     if media.sound is not None:
         arrays |= {"sound": media.sound, "sampling_rate": np.int64(media.sampling_rate or 0)}
-    np.savez(part, **arrays)
+    with part.open("wb") as file:  # by name, numpy would append its own ending to another spelling of it
+        np.savez(file, **arrays)
 
 
 def read_arrays(path: str | os.PathLike[str], fps: float) -> Media:

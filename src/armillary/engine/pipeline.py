@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armillary.engine.guidance import own_denoiser
-from armillary.engine.media import Media, read_image, read_video
+from armillary.engine.media import CONDITION_FRAMES, Media, read_image, read_video
 from armillary.engine.request import CompleteRequest
 from armillary.errors import CheckpointError, Problem
 
@@ -30,7 +31,7 @@ def build_pipeline(folder: Path, request: CompleteRequest, transformer: Any, dty
     unused = {"transformer"} | (set() if request.sound else {"sound_tokenizer"})
     names = [name for name in pipeline.pretrained_component_names if name not in unused]
     pipeline.load_components(names=names, dtype=dtype)
-    if missing := [name for name in names if getattr(pipeline, name, None) is None]:
+    if missing := [name for name in names if not _is_whole(getattr(pipeline, name, None))]:
         raise CheckpointError(
             Problem(
                 "component",
@@ -53,6 +54,12 @@ def build_pipeline(folder: Path, request: CompleteRequest, transformer: Any, dty
     return pipeline
 
 
+def _is_whole(component: Any) -> bool:
+    """Whether a component was loaded, with all of its weights: diffusers leaves those it lacks on meta."""
+    parameters = getattr(component, "parameters", None)
+    return component is not None and not (parameters and any(p.is_meta for p in parameters()))
+
+
 def run_pipeline(
     pipeline: Any, request: CompleteRequest, mesh: Mesh, on_step: Callable[[int], None]
 ) -> tuple[Media | None, torch.Tensor]:
@@ -63,14 +70,15 @@ def run_pipeline(
     """
     import torch
 
-    from armillary.parallel.vae import divide_decode, divides_decode
+    from armillary.parallel.vae import divided_decode, divides_decode
 
     divided = divides_decode(
         mesh.everyone, request.width, request.height, request.num_frames, pipeline.vae_scale_factor_spatial
     )
-    if divided:
-        divide_decode(pipeline.vae, mesh.everyone)
-    with own_denoiser(pipeline, request.guidance_interval, mesh.groups["cfg"], on_step):
+    with (
+        divided_decode(pipeline.vae, mesh.everyone) if divided else nullcontext(),
+        own_denoiser(pipeline, request.guidance_interval, mesh.groups["cfg"], on_step),
+    ):
         state = pipeline(
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
@@ -93,7 +101,7 @@ def _conditions(request: CompleteRequest) -> Mapping[str, Any]:
     if request.image is not None:
         conditions["image"] = read_image(request.image)
     if request.video is not None:
-        conditions["video"] = read_video(request.video, max_frames=request.num_frames)
+        conditions["video"] = read_video(request.video, max_frames=CONDITION_FRAMES)
     if request.sound:
         conditions["enable_sound"] = True
     return conditions

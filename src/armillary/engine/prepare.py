@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from armillary.checkpoint.locate import locate
+from armillary.checkpoint.index import read_index, read_object
+from armillary.checkpoint.locate import is_here, locate, locate_configs
 from armillary.engine.abilities import Abilities, abilities
 from armillary.engine.launch import rank_problems
 from armillary.engine.media import check_output, probe_media
 from armillary.engine.request import CompleteRequest, GenerationRequest, complete
 from armillary.errors import LayoutError, Problem, Refusals, RequestError, list_choices
 from armillary.layout import Layout
-from armillary.models.described import DescribedCheckpoint, describe
-from armillary.models.registry import resolve
+from armillary.models.described import DescribedCheckpoint, class_named_in, describe
+from armillary.models.registry import resolve, skeleton_for
 from armillary.plan.resolve import ResolvedPlan
 from armillary.residency import Residency
 
@@ -69,17 +71,20 @@ def prepare(
     degrees = _layout(layout, here, refusals)
     home = _residency(residency, refusals)
     asked = _request(request, refusals)
+    if not is_here(checkpoint):
+        _refuse_before_download(str(checkpoint), asked, degrees, output, refusals)
     able = filled = described = None
     with refusals.collect():
         folder = locate(checkpoint, whole=True)
         with refusals.collect():
             able = abilities(folder)
-            filled = complete(asked, able, output.suffix if output else None) if asked else None
+            filled = _complete(asked, able, degrees, output, refusals) if asked else None
+        _check_parts(folder, refusals)
         described = _described(folder, dtype, refusals)
-    if output:
+        if filled and degrees:
+            refusals.add(LayoutError, _row_problems(degrees, filled, able, described))
+    if output and os.environ.get("RANK", "0") == "0":  # under torchrun the first rank writes
         refusals.add(RequestError, check_output(output, filled.num_frames if filled else None))
-    if able and filled and degrees:
-        refusals.add(LayoutError, _guidance_problems(degrees, filled, able))
     with refusals.collect():
         resolved = resolve(described.skeleton, degrees) if described and degrees else None
     refusals.raise_if_any()
@@ -97,6 +102,31 @@ def prepare(
     )
 
 
+def _refuse_before_download(
+    repo: str, asked: GenerationRequest | None, layout: Layout | None, output: Path | None, refusals: Refusals
+) -> None:
+    """What the configs of a hub repo refuse, before its weights (128 GB, say) are fetched."""
+    with refusals.collect():
+        configs = locate_configs(repo)
+        with refusals.collect():
+            if asked:
+                _complete(asked, abilities(configs), layout, output, refusals)
+        config = read_object(configs / "transformer" / "config.json")
+        skeleton = skeleton_for(class_named_in(config, configs / "transformer"), config)
+        if layout:
+            resolve(skeleton, layout)
+    refusals.raise_if_any()
+
+
+def _complete(
+    asked: GenerationRequest, able: Abilities, layout: Layout | None, output: Path | None, refusals: Refusals
+) -> CompleteRequest:
+    filled = complete(asked, able, output.suffix if output else None)
+    if layout:
+        refusals.add(LayoutError, _guidance_problems(layout, filled, able))
+    return filled
+
+
 def main_dtype(described: DescribedCheckpoint) -> str:
     """The dtype in which most bytes of a model are held."""
     totals: Counter[str] = Counter()
@@ -108,7 +138,7 @@ def main_dtype(described: DescribedCheckpoint) -> str:
 def _layout(layout: Layout | Mapping[str, int], here: bool, refusals: Refusals) -> Layout | None:
     degrees = None
     with refusals.collect():
-        degrees = layout if isinstance(layout, Layout) else Layout(**layout)
+        degrees = layout if isinstance(layout, Layout) else Layout(**_known(layout, Layout))
         if here:
             refusals.add(LayoutError, rank_problems(degrees.world_size))
     return degrees
@@ -117,8 +147,47 @@ def _layout(layout: Layout | Mapping[str, int], here: bool, refusals: Refusals) 
 def _residency(residency: Residency | Mapping[str, Any] | None, refusals: Refusals) -> Residency:
     home = Residency()
     with refusals.collect():
-        home = residency if isinstance(residency, Residency) else Residency(**residency or {})
+        home = (
+            residency if isinstance(residency, Residency) else Residency(**_known(residency or {}, Residency))
+        )
     return home
+
+
+def _check_parts(folder: Path, refusals: Refusals) -> None:
+    """The headers of the VAE's weights, and the files without which the other parts cannot be loaded."""
+    with refusals.collect():
+        read_index(folder / "vae")
+    needed = ("scheduler/scheduler_config.json", "text_tokenizer/tokenizer_config.json")
+    for file in needed:
+        with refusals.collect():
+            read_object(folder / file)
+
+
+def _row_problems(
+    layout: Layout, request: CompleteRequest, able: Abilities | None, described: DescribedCheckpoint
+) -> list[Problem]:
+    """More ranks than rows of the sequence would have nothing to do."""
+    if able is None:
+        return []
+    patch = int(described.skeleton.config.get("latent_patch_size", 2)) * able.spatial_grid
+    frames = (request.num_frames - 1) // able.temporal + 1
+    rows = frames * -(-request.width // patch) * -(-request.height // patch)
+    ranks = layout.ring * layout.gather * layout.ulysses
+    if ranks <= rows:
+        return []
+    why = f"ring x gather x ulysses = {ranks} ranks share {rows} rows of the sequence"
+    return [Problem("rows", why, f"use at most {rows}, or a larger picture")]
+
+
+def _known(values: Mapping[str, Any], kind: type[Layout | Residency]) -> Mapping[str, Any]:
+    """Refuse keys that a layout or a residency does not have."""
+    names = [field.name for field in fields(kind)]
+    if unknown := [key for key in values if key not in names]:
+        raise LayoutError(
+            Problem("unknown-key", f"{key!r} is not part of a {kind.__name__}", f"use {list_choices(names)}")
+            for key in unknown
+        )
+    return values
 
 
 def _guidance_problems(layout: Layout, request: CompleteRequest, able: Abilities) -> list[Problem]:

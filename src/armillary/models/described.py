@@ -74,8 +74,24 @@ def _configured(model_class: str, index: CheckpointIndex) -> Skeleton:
 
 def hold_against(index: CheckpointIndex, skeleton: Skeleton) -> None:
     """Raise `CheckpointError` unless the checkpoint has the tensors of the skeleton and no others."""
-    if problems := compare(index, {name: p.shape for name, p in skeleton.parameters.items()}):
+    problems = compare(index, {name: p.shape for name, p in skeleton.parameters.items()})
+    problems += [
+        Problem(
+            "stored-dtype",
+            f"{name} is stored as {index.tensors[name].dtype}, which are no floating-point weights",
+            "convert the checkpoint again",
+        )
+        for name, parameter in skeleton.parameters.items()
+        if name in index.tensors
+        and _is_float(parameter.dtype)
+        and not _is_float(DTYPES[index.tensors[name].dtype].name)
+    ]
+    if problems:
         raise CheckpointError(problems)
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
 
 
 def as_loaded(

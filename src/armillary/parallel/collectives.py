@@ -8,6 +8,7 @@ names it and never a hang or corrupt data.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,6 +20,15 @@ from armillary.engine.heartbeat import Heartbeat, current_heartbeat
 from armillary.errors import EngineError, Problem
 
 T = TypeVar("T")
+
+
+@dataclass
+class Traffic:
+    """What one rank has sent on one axis for a model's computation; what is said to compare ranks is not
+    counted."""
+
+    nbytes: int = 0
+    """An all-reduce counts as what the best one sends: 2 (n - 1) / n of the tensor."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +45,13 @@ class Group:
     members: tuple[int, ...] = ()
     """Global ranks in mesh order. torch orders a process group by global rank, whatever order it is given."""
     heartbeat: Heartbeat = field(default_factory=current_heartbeat, repr=False, compare=False)
+    traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over the group, in place; every rank gets the same bits."""
         if self.size > 1:
             _refuse_autograd(tensor)
+            self.traffic.nbytes += 2 * (self.size - 1) * tensor.nbytes // self.size
             with self.heartbeat.waiting():
                 dist.all_reduce(tensor, group=self.process_group)
         return tensor
@@ -56,6 +68,7 @@ class Group:
         if sent.shape[0] < max(sizes):
             sent = torch.cat([sent, sent.new_zeros(max(sizes) - sent.shape[0], *sent.shape[1:])])
         received = [torch.empty_like(sent) for _ in range(self.size)]
+        self.traffic.nbytes += (self.size - 1) * sent.nbytes
         with self.heartbeat.waiting():
             dist.all_gather(received, sent, group=self.process_group)
         parts = zip(self._in_mesh_order(received), sizes, strict=True)
@@ -71,6 +84,7 @@ class Group:
         sent = torch.cat([pieces[place].reshape(-1) for place in order])
         counts = [math.prod(shape) for shape in shapes]
         received = sent.new_empty(sum(counts))
+        self.traffic.nbytes += sent.nbytes - pieces[self.rank].nbytes
         with self.heartbeat.waiting():
             dist.all_to_all_single(
                 received,
@@ -92,6 +106,7 @@ class Group:
         sent, arrived = tensor.contiguous(), tensor.new_empty(tuple(shape))
         following = self.members[(self.rank + 1) % self.size]
         previous = self.members[(self.rank - 1) % self.size]
+        self.traffic.nbytes += sent.nbytes
         operations = [
             dist.P2POp(dist.isend, sent, following, self.process_group),
             dist.P2POp(dist.irecv, arrived, previous, self.process_group),
@@ -153,23 +168,44 @@ class Group:
 
     def agree(self, what: str, facts: Mapping[str, object]) -> None:
         """Raise `EngineError` on every rank unless all ranks hold equal `facts`; the first few are named."""
-        everyone = self.share(dict(facts))
-        keys = dict.fromkeys(key for one in everyone for key in one)
-        differing = {
-            key: values
-            for key in keys
-            if len(set(map(repr, values := [one.get(key) for one in everyone]))) > 1
-        }
-        if differing:
-            shown = "; ".join(f"{key} is {held}" for key, held in list(differing.items())[:3])
-            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-            raise EngineError(
-                Problem(
-                    "ranks-agree",
-                    f"the {self.size} ranks of axis {self.axis} differ in {what}: {shown}{more}",
-                    "give every rank the same",
-                )
+        _refuse_differences(self.share(dict(facts)), f"axis {self.axis}", what)
+
+    def highest(self, numbers: torch.Tensor) -> None:
+        """Replace each number by the highest that a rank of the group has."""
+        with self.heartbeat.waiting():
+            dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.process_group)
+
+
+def agree_over(groups: Sequence[Group], what: str, facts: Mapping[str, object], device: torch.device) -> None:
+    """`Group.agree` for all ranks that `groups` connect, one axis after another; for every call of a model,
+    since ranks that agree exchange two numbers a group and nothing is pickled."""
+    digest = zlib.crc32(repr(facts).encode())
+    bounds = torch.tensor([digest, -digest], device=device)
+    for group in groups:
+        group.highest(bounds)
+    if bounds[0] == -bounds[1]:
+        return
+    everyone = [dict(facts)]
+    for group in groups:  # each rank passes on what it has heard, so that all hear of all
+        everyone = [one for heard in group.share(everyone) for one in heard]
+    _refuse_differences(everyone, "axes " + " and ".join(group.axis for group in groups), what)
+
+
+def _refuse_differences(everyone: Sequence[Mapping[str, object]], where: str, what: str) -> None:
+    keys = dict.fromkeys(key for one in everyone for key in one)
+    differing = {
+        key: values for key in keys if len(set(map(repr, values := [one.get(key) for one in everyone]))) > 1
+    }
+    if differing:
+        shown = "; ".join(f"{key} is {held}" for key, held in list(differing.items())[:3])
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise EngineError(
+            Problem(
+                "ranks-agree",
+                f"the {len(everyone)} ranks of {where} differ in {what}: {shown}{more}",
+                "give every rank the same",
             )
+        )
 
 
 def _refuse_autograd(tensor: torch.Tensor) -> None:

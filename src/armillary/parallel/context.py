@@ -20,6 +20,7 @@ from armillary.models.registry import family_of
 from armillary.parallel.collectives import Group
 from armillary.parallel.degrees import runs_context
 from armillary.parallel.flash import attend_with_lse, merge
+from armillary.parallel.inputs import compare_inputs
 from armillary.parallel.mesh import Mesh
 from armillary.parallel.residency import MovedWeights
 from armillary.plan.ranges import Range, Segment, cut
@@ -117,12 +118,20 @@ class Context:
         if self.ring.size > 1:
             out = self._pass_round(query, key, value, prefix_heads, rows)
         else:
-            sizes = [sum(rows.count(p) for p in self._chunk(c)) for c in range(self.gather.size)]
-            pair = self.gather.all_gather(torch.stack([key, value], dim=1), sizes, dim=0)
-            keys, values = pair.unbind(1) if self.gather.size > 1 else (key, value)
-            keys, values = torch.cat([prefix_heads[0], keys]), torch.cat([prefix_heads[1], values])
+            key, value = self._gathered(key, value, rows)
+            keys, values = torch.cat([prefix_heads[0], key]), torch.cat([prefix_heads[1], value])
             out = attend(query, keys, values) if query.shape[0] else query
         return self._to_rows(out, counts)
+
+    def _gathered(
+        self, key: torch.Tensor, value: torch.Tensor, rows: Rows
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of every chunk, in one all-gather."""
+        if self.gather.size == 1:
+            return key, value
+        sizes = [sum(rows.count(p) for p in self._chunk(c)) for c in range(self.gather.size)]
+        keys, values = self.gather.all_gather(torch.stack([key, value], dim=1), sizes, dim=0).unbind(1)
+        return keys, values
 
     def _chunk(self, outer_rank: int) -> range:
         """Positions of one outer rank."""
@@ -198,7 +207,8 @@ class Context:
 
 def use_context(model: Any, mesh: Mesh, prefill: bool, weights: MovedWeights | None) -> None:
     """Make a model with its weights in place (or elsewhere) run the mesh's context axes, or compute each
-    prompt once."""
+    prompt once. Ranks that call it with different shapes or dtypes are told, where they would hang."""
+    compare_inputs(model, mesh)
     if prefill or weights is not None or runs_context(mesh.layout):
         family = family_of(model)
         assert family is not None, "`refuse_context` has passed"

@@ -27,8 +27,7 @@ def attend_with_lse(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[:2]
         else:
             out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[:2]
-    # kernels pad or order the log-sum-exp differently; heads first is [1, heads, n]
-    lse = lse if lse.shape[1] == q.shape[1] else lse.transpose(1, 2)
+    assert lse.shape[1] == q.shape[1], "the log-sum-exp is [1, heads, n], with n rounded up by some kernels"
     return out[0].transpose(0, 1), lse[0, :, : query.shape[0]].transpose(0, 1).float()
 
 

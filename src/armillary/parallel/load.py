@@ -13,10 +13,10 @@ from torch import nn
 from armillary.checkpoint.index import CheckpointIndex, read_index
 from armillary.checkpoint.locate import locate
 from armillary.checkpoint.stream import Wanted, read_tensors
-from armillary.errors import CheckpointError, Problem, Refusals, list_choices
+from armillary.errors import CheckpointError, PlanError, Problem, Refusals, list_choices
 from armillary.layout import Layout
 from armillary.models.described import as_loaded, class_named_in, hold_against
-from armillary.models.registry import known_classes, resolve, skeleton_of
+from armillary.models.registry import family_of, known_classes, resolve, skeleton_for, skeleton_of
 from armillary.parallel.collectives import Group
 from armillary.parallel.context import use_context
 from armillary.parallel.degrees import LayoutLike, as_layout, refuse_context
@@ -26,6 +26,7 @@ from armillary.parallel.placement import moved_weights, ranges_of
 from armillary.parallel.tensor import install, place
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
+from armillary.plan.skeleton import Skeleton
 from armillary.progress import progress_bar
 from armillary.residency import Residency
 
@@ -74,24 +75,41 @@ def load(
         EngineError: the ranks have different plans or checkpoints, as far as what all of them hold shows.
     """
     degrees = as_layout(layout)
+    leave_out = (leave_out,) if isinstance(leave_out, str) else leave_out
     refuse_other_mesh(degrees, mesh)
     folder = locate(checkpoint, subfolder)
     index = read_index(folder)
+    _refuse_impossible(index, dtype)
     model = build_on_meta(index, dtype)
     residency = residency or Residency()
-    resolved = _resolve_all(model, index, degrees, dtype, plan, overrides, prefill, residency)
+    resolved = _resolve_all(model, index, degrees, dtype, plan, overrides, prefill, residency, leave_out)
     mesh = mesh or build_mesh(degrees)
     target = torch.device(device or mesh.device())
     weights = moved_weights(model, index, resolved, mesh, residency.on(target.type), target)
     elsewhere = {*(weights.away if weights else ()), *_inside(leave_out, resolved)}
     _fill(model, index, resolved, mesh, target, progress, elsewhere)
-    _agree(model, resolved, mesh.tp)
-    install(model, resolved, mesh)
+    _agree(model, resolved, mesh.everyone, elsewhere)
+    install(model, resolved, mesh, elsewhere)
     for path in leave_out:
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, None)
     use_context(model, mesh, prefill, weights)
     return model.eval()
+
+
+def _refuse_impossible(index: CheckpointIndex, dtype: object) -> None:
+    """A config that no model of its class can have, and a dtype that no weights can have."""
+    refusals = Refusals()
+    with refusals.collect():
+        name = class_named_in(index.config, index.folder)
+        if family_of(name):
+            skeleton_for(name, index.config)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        problem = Problem(
+            "dtype", f"dtype={dtype!r} is no floating-point torch.dtype", "use torch.bfloat16, say"
+        )
+        refusals.add(CheckpointError, [problem])
+    refusals.raise_if_any()
 
 
 def build_on_meta(index: CheckpointIndex, dtype: torch.dtype | None = None) -> nn.Module:
@@ -129,7 +147,7 @@ def find_class(name: str, folder: Path) -> Any:
     import diffusers
 
     found = getattr(diffusers, name, None)
-    if found is None or not issubclass(found, nn.Module):
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise CheckpointError(
             Problem(
                 "unknown-class",
@@ -149,6 +167,7 @@ def _resolve_all(
     overrides: Mapping[str, object] | None,
     prefill: bool,
     residency: Residency,
+    leave_out: Collection[str],
 ) -> ResolvedPlan:
     """Everything that can be refused is refused here, at once, before a tensor is allocated."""
     skeleton = skeleton_of(model)
@@ -158,6 +177,7 @@ def _resolve_all(
     with refusals.collect():
         hold_against(index, skeleton)
         skeleton = as_loaded(skeleton, index, name, kept)
+    refusals.add(PlanError, _unknown_modules(leave_out, skeleton))
     with refusals.collect():
         refuse_context(layout, model, prefill, residency)
     resolved = None
@@ -181,7 +201,12 @@ def _fill(
     parameters = resolved.skeleton.parameters
     wanted = {name: own for name, own in ranges_of(resolved, mesh).items() if name not in elsewhere}
     total = sum(_stored_bytes(index, name, own) for name, own in wanted.items())
-    with progress_bar("Reading weights", total, unit="bytes", shown=progress and mesh.is_first) as advance:
+    with progress_bar("Reading weights", total, unit="bytes", shown=progress and mesh.is_first) as show:
+
+        def advance(nbytes: int) -> None:
+            mesh.everyone.heartbeat.beat()  # a slow disk is no stall
+            show(nbytes)
+
         for name, tensor in read_tensors(
             index,
             wanted,
@@ -194,6 +219,15 @@ def _fill(
         place(model, name, buffer.to(device))
     left = {name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta}
     assert left <= set(elsewhere), f"the checkpoint was compared with the model, and yet {left} had no values"
+
+
+def _unknown_modules(paths: Collection[str], skeleton: Skeleton) -> list[Problem]:
+    """Modules to leave out that are not there; a slip would keep what was to go."""
+    return [
+        Problem("leave-out", f"leave_out names {path!r}, and {skeleton.model_class} has no such module", "")
+        for path in paths
+        if not any(name.startswith(f"{path}.") for name in skeleton.parameters)
+    ]
 
 
 def _inside(modules: Collection[str], resolved: ResolvedPlan) -> list[str]:
@@ -210,13 +244,14 @@ def _stored_bytes(index: CheckpointIndex, name: str, own: Wanted) -> int:
     return entry.nbytes // entry.shape[dim] * sum(stop - start for start, stop in ranges)
 
 
-def _agree(model: nn.Module, resolved: ResolvedPlan, tp: Group) -> None:
-    """Machines may have checkpoints of their own. Whole tensors are compared by their bits, split ones by
-    what they are parts of."""
-    if tp.size == 1:
+def _agree(model: nn.Module, resolved: ResolvedPlan, ranks: Group, elsewhere: Collection[str]) -> None:
+    """Machines may have checkpoints of their own. Whole tensors are compared by their bits, split ones and
+    those `elsewhere` by what they are."""
+    if ranks.size == 1:
         return
-    tp.agree("plan", {key: str(entry) for key, entry in resolved.plan})
+    ranks.agree("plan", {key: str(entry) for key, entry in resolved.plan})
     state = model.state_dict()
     parameters = resolved.skeleton.parameters.items()
     facts = {name: f"{p.dtype}{list(p.shape)}" for name, p in parameters}
-    tp.agree("checkpoint", facts | {name: fingerprint(state[name]) for name in resolved.replicated})
+    whole = [name for name in resolved.replicated if name not in elsewhere]
+    ranks.agree("checkpoint", facts | {name: fingerprint(state[name]) for name in whole})

@@ -41,6 +41,10 @@ class Mesh:
         """Whether this rank is the layout's first, the one that prints and writes."""
         return not any(self.coordinate.values())
 
+    def traffic(self) -> dict[str, int]:
+        """Bytes that this rank has sent on every axis so far; see `Traffic`."""
+        return {axis: group.traffic.nbytes for axis, group in self.groups.items()}
+
     def device(self) -> torch.device:
         """Where this rank's shards belong: the CPU for one process alone, as diffusers loads."""
         if self.device_mesh is None:

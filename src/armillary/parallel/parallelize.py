@@ -54,7 +54,7 @@ def parallelize(
     resolved = resolve(model, degrees, plan=plan, overrides=overrides)
     refuse_context(degrees, model, prefill, Residency())
     mesh = mesh or build_mesh(degrees)
-    _agree(model, resolved, mesh.tp)
+    _agree(model, resolved, mesh.everyone)
     for name, tensor in _local_tensors(model, resolved, mesh.tp.rank).items():
         place(model, name, tensor)
     install(model, resolved, mesh)
@@ -83,8 +83,8 @@ def _local_tensors(model: nn.Module, resolved: ResolvedPlan, tp_rank: int) -> di
     }
 
 
-def _agree(model: nn.Module, resolved: ResolvedPlan, tp: Group) -> None:
+def _agree(model: nn.Module, resolved: ResolvedPlan, ranks: Group) -> None:
     """Ranks that made their weights themselves, with other seeds, would compute something else."""
-    if tp.size > 1:
-        tp.agree("plan", {key: str(entry) for key, entry in resolved.plan})
-        tp.agree("weights", {name: fingerprint(tensor) for name, tensor in model.state_dict().items()})
+    if ranks.size > 1:
+        ranks.agree("plan", {key: str(entry) for key, entry in resolved.plan})
+        ranks.agree("weights", {name: fingerprint(tensor) for name, tensor in model.state_dict().items()})

@@ -43,7 +43,7 @@ def moved_weights(
     files = WeightFiles(index, {name: own[name] for name in away}, device)
     hosted = {name: own[name] for name, place in away.items() if place == "host"}
     copies = read_tensors(index, hosted, dtype_of=lambda name, _: locals_[name].dtype)
-    host = HostSource(dict(copies), device)
+    host = HostSource(copies, device)
     source = _Sources({name: host if name in hosted else files for name in away})
     return MovedWeights(locals_, source, files, residency.prefetch, device)
 

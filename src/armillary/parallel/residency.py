@@ -10,8 +10,8 @@ one block is computed with, a thread fills the next ones, and during the last bl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -42,9 +42,10 @@ class RowSource(Protocol):
 class HostSource:
     """One copy of a rank's own ranges in host memory, pinned where there is a device to copy to."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
         pin = device.type == "cuda"
-        self._tensors = {name: tensor.pin_memory() if pin else tensor for name, tensor in tensors.items()}
+        # one after another, so that there are never two copies of more than one
+        self._tensors = {name: tensor.pin_memory() if pin else tensor for name, tensor in tensors}
 
     def read_into(self, name: str, tensor: torch.Tensor) -> None:
         """See `Source`."""
@@ -155,20 +156,26 @@ class BlockStream:
             following = self._order[(self._order.index(number) + ahead) % len(self._order)]
             if following not in self._coming:
                 self._fetch(following)
-        yield
-        self._leave(number)
-        if self._copies is not None:
-            self._computed[slot] = torch.cuda.current_stream(self._device).record_event()
+        try:
+            yield
+        finally:
+            self._leave(number)
+            if self._copies is not None:
+                self._computed[slot] = torch.cuda.current_stream(self._device).record_event()
 
     def release(self) -> None:
         """See `Blocks`."""
         self._forget_coming()
+        if self._copies is not None:
+            # the copies are only enqueued: whoever gets this memory next must come after them
+            torch.cuda.current_stream(self._device).wait_stream(self._copies)
+            self._computed.clear()
         self._buffers.clear()
 
     def _arrive(self, number: int) -> int:
         """Wait for a block and put it in place; returns the slot it is in."""
         self._allocate()
-        if number not in self._coming:  # the first of all, or a jump: what was read ahead is not wanted
+        if next(iter(self._coming), None) != number:  # the first of all, or a jump: what comes is not wanted
             self._forget_coming()
             self._fetch(number)
         slot, read = self._coming.pop(number)
@@ -185,8 +192,14 @@ class BlockStream:
 
     def _allocate(self) -> None:
         size = max(sum(local.room for local in block) for block in self._blocks.values())
-        while len(self._buffers) < self._slots:
-            self._buffers.append(torch.empty(size, dtype=torch.uint8, device=self._device))
+        if self._buffers:
+            return
+        self._buffers = [
+            torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(self._slots)
+        ]
+        if self._copies is not None:
+            # kernels that are enqueued may still use what this memory was before
+            self._copies.wait_stream(torch.cuda.current_stream(self._device))
 
     def _fetch(self, number: int) -> None:
         # by turns, not by number: the last block and the first are neighbours and need different slots
@@ -208,8 +221,8 @@ class BlockStream:
             at += local.room
 
     def _forget_coming(self) -> None:
-        for _, read in self._coming.values():
-            read.result()
+        # waited for, since they write into buffers; that one could not be read concerns who wants it
+        wait([read for _, read in self._coming.values()])
         self._coming.clear()
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from armillary.checkpoint.header import several
 from armillary.errors import CheckpointError, Problem
 from armillary.parallel.collectives import Group
-from armillary.parallel.tensor import sharding_of
+from armillary.parallel.tensor import Sharding, sharding_of
 from armillary.plan.ranges import Shard
 from armillary.plan.resolve import ResolvedPlan
 
@@ -35,6 +36,7 @@ def save(model: Any, folder: str | Path, *, max_file_bytes: int = MAX_FILE_BYTES
     folder = Path(folder)
     _refuse_without_config(model)
     sharding = sharding_of(model)
+    _refuse_absent(sharding)
     groups = list(sharding.mesh.groups.values()) if sharding else []
     tp = sharding.mesh.tp if sharding else Group("tp")
     wholes = _whole_tensors(model, sharding.resolved if sharding else None, tp)
@@ -61,6 +63,18 @@ def _refuse_without_config(model: Any) -> None:
                 "save-config",
                 f"{type(model).__name__} has no save_config, so its folder could not be loaded again",
                 "save a diffusers model, or write state_dict() yourself",
+            )
+        )
+
+
+def _refuse_absent(sharding: Sharding | None) -> None:
+    if sharding and sharding.absent:
+        raise CheckpointError(
+            Problem(
+                "save-whole",
+                f"{len(sharding.absent)} parameters were left out of this model or live elsewhere: "
+                + several(sorted(sharding.absent), 3),
+                "load it without residency and leave_out to save it",
             )
         )
 

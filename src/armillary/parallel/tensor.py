@@ -6,7 +6,7 @@ its stock forward on fewer outputs; only the layers whose output must be joined 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +30,8 @@ class Sharding:
 
     resolved: ResolvedPlan
     mesh: Mesh
+    absent: frozenset[str] = frozenset()
+    """Parameters that are not in the model: left out, or living elsewhere."""
 
 
 def sharding_of(model: nn.Module) -> Sharding | None:
@@ -56,7 +58,7 @@ def place(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
     owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=requires_grad)
 
 
-def install(model: nn.Module, resolved: ResolvedPlan, mesh: Mesh) -> None:
+def install(model: nn.Module, resolved: ResolvedPlan, mesh: Mesh, absent: Collection[str] = ()) -> None:
     """Make a model whose parameters are already this rank's shards compute what the whole one does."""
     for path, style in resolved.styles.items():
         module = model.get_submodule(path)
@@ -70,7 +72,7 @@ def install(model: nn.Module, resolved: ResolvedPlan, mesh: Mesh) -> None:
     if resolved.shards:
         # the reduces are not differentiable, so a backward pass fails cleanly instead of being wrong
         model.requires_grad_(False)
-    setattr(model, _MARK, Sharding(resolved, mesh))
+    setattr(model, _MARK, Sharding(resolved, mesh, frozenset(absent)))
 
 
 def _joining_forward(module: nn.Module, style: Style, shard: Shard, tp: Group) -> Callable[..., Any] | None:

@@ -7,7 +7,8 @@ needs the whole (small) plane. Both get it, so the result is that of the undivid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -75,13 +76,18 @@ class Strips:
         return torch.cat([before, strip, after], dim=self.dim)
 
 
-def divide_decode(vae: Any, group: Group) -> None:
-    """Make `vae.decode` work on all ranks of `group` together, on this instance; all must call it.
+@contextmanager
+def divided_decode(vae: Any, group: Group) -> Iterator[None]:
+    """While inside, `vae.decode` works on all ranks of `group` together, and all must call it.
 
     Each rank gives the whole latents and gets the whole picture. Tiling, where it is switched on, stays
     what it is.
     """
     vae._decode = partial(_decode, vae, vae._decode, group)
+    try:
+        yield
+    finally:
+        del vae._decode
 
 
 def _decode(vae: Any, stock: Any, group: Group, z: torch.Tensor, return_dict: bool = True) -> Any:

@@ -80,13 +80,12 @@ class Skeleton:
     def of_model(cls, model: Any, heads: Iterable[HeadGroup] = ()) -> Skeleton:
         """From a live or meta model (a torch `nn.Module`); only names, shapes and dtypes are read."""
         modules = dict(model.named_modules())
-        buffers = {name for name, _ in model.named_buffers()}
         parameters = {
             name: Parameter(
                 shape=tuple(tensor.shape),
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 itemsize=tensor.dtype.itemsize,
-                kind="other" if name in buffers else _kind_of(modules[_owner(name)]),
+                kind=_kind_of(modules[_owner(name)]),
             )
             for name, tensor in model.state_dict(keep_vars=True).items()
         }

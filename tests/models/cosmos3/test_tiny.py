@@ -206,7 +206,7 @@ def test_only_an_earlier_checkpoint_is_replaced_and_only_when_forced(folder: Pat
     (tmp_path / "notes/letter.txt").write_text("keep me")
     with pytest.raises(RequestError, match=r"not empty.*--force"):
         write_tiny(folder, TinyOptions())
-    with pytest.raises(RequestError, match="replaces only a checkpoint"):
+    with pytest.raises(RequestError, match="replaces only what"):
         write_tiny(tmp_path / "notes", TinyOptions(), force=True)
     with pytest.raises(RequestError, match="not a folder"):
         write_tiny(tmp_path / "notes/letter.txt", TinyOptions(), force=True)

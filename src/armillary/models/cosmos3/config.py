@@ -31,6 +31,9 @@ DEFAULTS: Mapping[str, Any] = {
 FP32_MODULES = ("time_embedder",)
 """Kept in float32 whatever the model's dtype (`_keep_in_fp32_modules` of the class)."""
 
+_MOST_LAYERS = 4096
+"""Beyond it a config is broken, and writing its parameters down would take hours."""
+
 _ACTIVATIONS = ("silu", "relu2")
 _COUNTS = tuple(name for name, default in DEFAULTS.items() if type(default) is int)
 _COUNTS_OF = {"action_gen": "action_dim", "sound_gen": "sound_dim"}
@@ -43,6 +46,10 @@ def config_problems(config: Mapping[str, Any]) -> Iterator[Problem]:
     wrong = {name for name in counts if type(config[name]) is not int or config[name] < 1}
     for name in sorted(wrong):
         yield Problem("config-count", f"{name}={config[name]!r} is no count", "use a whole number from 1 up")
+    layers = config["num_hidden_layers"]
+    if "num_hidden_layers" not in wrong and layers > _MOST_LAYERS:
+        what = f"num_hidden_layers={layers} is more than any model has"
+        yield Problem("config-count", what, f"use at most {_MOST_LAYERS}")
     if config["hidden_act"] not in _ACTIVATIONS:
         what = f"hidden_act={config['hidden_act']!r} is not known"
         yield Problem("config-activation", what, f"use {list_choices(_ACTIVATIONS)}")

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from armillary.errors import PlanError, Problem
 from armillary.models.cosmos3.attention import (
     PromptKeys,
     Rope,
@@ -81,13 +82,20 @@ class Prefill:
     def install(self) -> None:
         """Put this in place on the model; the class stays as it is."""
         self.model.register_forward_pre_hook(self._note_prompt, with_kwargs=True)
+        self.model.register_load_state_dict_post_hook(lambda *_: self.store.clear())
+        # a stored prompt has no gradients, so a backward pass fails cleanly instead of being wrong
+        self.model.requires_grad_(False)
         self.model._run_decoder_stack = self.run
 
     def _note_prompt(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """What tells one prompt from another: its tokens and their positions."""
+        """What tells one prompt from another: its tokens, their order and positions, and the dtype."""
+        _refuse_other_processors(self.model)
         given = inspect.signature(type(self.model).forward).bind(self.model, *args, **kwargs).arguments
-        ids, positions, length = given["input_ids"], given["position_ids"], given["und_len"]
-        self._key = (_bits(ids), _bits(positions[..., :length]), self.model.dtype)
+        positions = given["position_ids"][..., : given["und_len"]]
+        self._key = (
+            *map(_bits, (given["input_ids"], given["text_indexes"], positions)),
+            self.model.embed_tokens.weight.dtype,
+        )
 
     def run(
         self, und_seq: torch.Tensor, gen_seq: torch.Tensor, rotary_emb: tuple[torch.Tensor, ...]
@@ -123,6 +131,22 @@ class Prefill:
             with self.pathways.generation.block(number):
                 local = _generation_layer(layer, local, local_rope, keys, self.context, rows)
         return self.context.whole(self.model.norm_moe_gen(local), rows)
+
+
+def _refuse_other_processors(model: Any) -> None:
+    """The two pathways are computed here and not by the attention's processor, so another one would be
+    passed over."""
+    for layer in model.layers:
+        attn = layer.self_attn
+        if type(attn.processor) is not type(attn)._default_processor_cls:
+            raise PlanError(
+                Problem(
+                    "stock-processor",
+                    f"{type(attn.processor).__name__} is not the stock attention processor, and prefill and "
+                    "the context axes compute the attention themselves",
+                    "load with prefill=False and tp or cfg only, or set the stock processor",
+                )
+            )
 
 
 def _understanding_layer(layer: Any, und_seq: torch.Tensor, rope: Rope) -> tuple[PromptKeys, torch.Tensor]:

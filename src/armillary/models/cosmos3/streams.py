@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from armillary.models.cosmos3.pathways import EMBEDDING, Pathway, blocks_of
-from armillary.parallel.residency import Blocks, BlockStream, MovedWeights, ResidentBlocks, RowSource
+from armillary.parallel.residency import (
+    Blocks,
+    BlockStream,
+    MovedWeights,
+    ResidentBlocks,
+    RowSource,
+    put,
+)
 
 KEPT_PROMPTS = 16
 """Embedded prompts that are kept; a prompt is some hundred rows."""
@@ -30,7 +37,9 @@ def pathways_of(model: Any, weights: MovedWeights | None) -> Pathways:
     if weights is None:
         return Pathways(ResidentBlocks(), ResidentBlocks())
     if EMBEDDING in weights.away:
-        PromptRows(model.embed_tokens, weights.rows, weights.away[EMBEDDING].dtype).install()
+        table = weights.away[EMBEDDING]
+        put(model, EMBEDDING, table.absent(weights.device))
+        PromptRows(model.embed_tokens, weights.rows, table.dtype).install()
     return Pathways(_stream(model, weights, "understanding"), _stream(model, weights, "generation"))
 
 
@@ -52,6 +61,8 @@ class PromptRows:
         self._read_rows = partial(rows.read_rows, EMBEDDING)
         self._dtype = dtype
         self._width = embedding.embedding_dim
+        # of the whole table, also where tp has split it
+        self._rows = getattr(embedding, "full_num_embeddings", embedding.num_embeddings)
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
 
     def install(self) -> None:
@@ -70,6 +81,11 @@ class PromptRows:
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
         needed, places = torch.unique(ids, return_inverse=True)
+        if needed.numel() and not 0 <= needed[0] <= needed[-1] < self._rows:
+            # as the table itself says it; the files would give the bytes of another tensor
+            raise IndexError(
+                f"token ids {needed[0]} to {needed[-1]} are outside the {self._rows} of the table"
+            )
         rows = torch.empty(len(needed), self._width, dtype=self._dtype, device=ids.device)
         self._read_rows([(row, row + 1) for row in needed.tolist()], rows)
         return rows[places]

@@ -14,7 +14,7 @@ from typing import Any
 
 from armillary.errors import RequestError
 from armillary.models.cosmos3.tiny import parts
-from armillary.models.cosmos3.tiny.folder import find_folder_problems, staged
+from armillary.models.cosmos3.tiny.folder import MARK, find_folder_problems, staged
 from armillary.models.cosmos3.tiny.options import VARIANTS, TinyOptions, find_problems
 from armillary.models.cosmos3.tiny.weights import Progress
 
@@ -108,5 +108,5 @@ def _model_card(options: TinyOptions) -> str:
     return (
         "# Random weights in the layout of Cosmos 3\n\n"
         "For tests only: pictures are noise, and nothing is derived from published weights.\n"
-        f"Written by `armillary tiny` with {made_with}.\n"
+        f"{MARK} with {made_with}.\n"
     )

@@ -11,6 +11,9 @@ from pathlib import Path
 from armillary.errors import Problem, RequestError
 from armillary.models.cosmos3.tiny.parts import INDEX_NAME
 
+MARK = "Written by `armillary tiny`"
+"""In the model card of every tiny checkpoint."""
+
 
 def find_folder_problems(out: Path, force: bool) -> list[Problem]:
     """Why no checkpoint can be put at `out`: something else is there."""
@@ -25,8 +28,10 @@ def find_folder_problems(out: Path, force: bool) -> list[Problem]:
     if not force:
         fix = "choose another folder, or replace an earlier checkpoint with --force"
         return [_folder_problem(f"{out} exists and is not empty", fix)]
-    if not (out / INDEX_NAME).is_file():
-        return [_folder_problem(f"--force replaces only a checkpoint, and {out} has no {INDEX_NAME}")]
+    card = out / "README.md"
+    if not (out / INDEX_NAME).is_file() or MARK not in (card.read_text() if card.is_file() else ""):
+        # a published checkpoint has the index too, and nothing of it may be lost
+        return [_folder_problem(f"--force replaces only what `armillary tiny` wrote, and {out} is not that")]
     return []
 
 
@@ -61,10 +66,18 @@ def _move_into_place(stage: Path, out: Path) -> None:
     new, old = list(stage.iterdir()), [entry for entry in out.iterdir() if entry != stage]
     replaced = stage / "replaced"
     replaced.mkdir()
-    for entry in old:
-        entry.rename(replaced / entry.name)
-    for entry in new:
-        entry.rename(out / entry.name)
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for source, target in [
+            *((entry, replaced / entry.name) for entry in old),
+            *((entry, out / entry.name) for entry in new),
+        ]:
+            source.rename(target)
+            moved.append((source, target))
+    except OSError:
+        for source, target in reversed(moved):
+            target.rename(source)
+        raise
 
 
 def _folder_problem(message: str, fix: str = "choose another folder") -> Problem:

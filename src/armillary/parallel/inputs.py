@@ -1,0 +1,40 @@
+"""Ranks that call a model with different inputs: an error on every rank, before any collective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from armillary.parallel.collectives import agree_over
+from armillary.parallel.mesh import Mesh
+
+
+def compare_inputs(model: nn.Module, mesh: Mesh) -> None:
+    """Compare shapes and dtypes of the model's inputs at every call, over the ranks that call it together.
+
+    The cfg axis is none of them: its groups have prompts of their own.
+    """
+    groups = [group for axis, group in mesh.groups.items() if axis != "cfg" and group.size > 1]
+    if groups:
+        model.register_forward_pre_hook(partial(_compare, groups, mesh.device()), with_kwargs=True)
+
+
+def _compare(
+    groups: Any, device: torch.device, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    agree_over(groups, "the inputs of the model", dict(_facts([*args, dict(kwargs)])), device)
+
+
+def _facts(inputs: Any) -> Iterator[tuple[str, object]]:
+    """What must be equal: shape and dtype of a tensor, and a whole number, which is a length."""
+    leaves, _ = tree_flatten_with_path(inputs)
+    for path, leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            yield keystr(path), f"{leaf.dtype}{list(leaf.shape)}"
+        elif isinstance(leaf, int):
+            yield keystr(path), leaf
