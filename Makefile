@@ -45,6 +45,8 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/generate.py
+	$(BIN)/python benchmarks/memory.py
 
 # toy  trains the checkpoint that ships with the package again, in place: an hour on two cores; resumes when stopped
 .PHONY: toy

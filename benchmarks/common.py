@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -60,6 +61,17 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
     """The spread of ours / theirs, each pair from the same turn, and the ratio of the two medians."""
     pairs = spread([a / b for a, b in zip(ours, theirs, strict=True)], digits=3)
     return {"of_medians": round(statistics.median(ours) / statistics.median(theirs), 3), **pairs}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """At most `limit`, and what the run showed."""
+
+    limit: float
+    found: float
+
+    def told(self) -> dict[str, object]:
+        return {"limit": round(self.limit, 3), "found": round(self.found, 3), "met": self.found <= self.limit}
 
 
 def provenance() -> dict[str, object]:

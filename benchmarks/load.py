@@ -20,23 +20,20 @@ reads so is not counted there. Exits with 1 when the two routes' weights differ.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 from unittest.mock import patch
 
-import private_memory
 import torch
 import torch.distributed as dist
-from common import provenance, publish, ratios, spread
+from common import Goal, provenance, publish, ratios, spread
 from peer import PEER_PLAN, patched_diffusers
+from private_memory import private_bytes, watched
 
 import armillary
 from armillary import Layout
@@ -60,17 +57,6 @@ MODEL = {
 ROUTES = ("armillary", "diffusers", "plain_read")
 COMPARED = ("layers.0.self_attn.to_q.weight", "layers.1.mlp.down_proj.weight", "norm.weight")
 """Split by columns, split by rows, and whole."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """At most `limit`, and what the run showed."""
-
-    limit: float
-    found: float
-
-    def told(self) -> dict[str, object]:
-        return {"limit": round(self.limit, 3), "found": round(self.found, 3), "met": self.found <= self.limit}
 
 
 def main() -> int:
@@ -195,16 +181,13 @@ def _plain_read(folder: Path, rank: Rank) -> Mapping[str, torch.Tensor]:
 def _measured() -> Iterator[dict[str, Any]]:
     """Seconds, bytes read (rchar) and the private memory's peak above what it is now, by another process."""
     figures: dict[str, Any] = {}
-    sampler = [sys.executable, "-S", private_memory.__file__, str(os.getpid())]
-    with Popen(sampler, stdin=PIPE, stdout=PIPE, text=True) as process:
-        assert process.stdout
-        process.stdout.readline()  # it looks
-        held, read = private_memory.private_bytes(), _bytes_read()
+    with watched() as memory:
+        held, read = private_bytes(), _bytes_read()
         start = time.perf_counter()
         yield figures
         figures["seconds"] = time.perf_counter() - start
         figures["rchar"] = _bytes_read() - read
-        figures["private_peak"] = int(process.communicate()[0]) - held
+    figures["private_peak"] = memory.peak - held
 
 
 def _bytes_read() -> int:
