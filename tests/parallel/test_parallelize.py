@@ -120,7 +120,7 @@ def on_ranks_different_weights_are_named_on_every_rank(world: World) -> None:
     model = small(seed=world.rank // 3)
     with untouched(model), pytest.raises(EngineError) as caught:
         parallelize(model, TP4, plan=PLAN, mesh=world.mesh(TP4))
-    assert "the 4 ranks of axis tp differ in weights: embed.weight is" in str(caught.value)
+    assert "the 4 ranks of axis world differ in weights: embed.weight is" in str(caught.value)
     assert "blocks.0.up.weight is" in str(caught.value)
     assert "and 6 more" in str(caught.value)
 

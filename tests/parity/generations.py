@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import av
 import numpy as np
@@ -69,11 +69,20 @@ def all_rows() -> list[Row]:
     return [row for choice in choices if (row := Row(*choice)).is_possible]
 
 
-def pairwise(rows: Sequence[Row]) -> list[Row]:
+class Choice(Protocol):
+    """What `pairwise` may choose from."""
+
+    def as_json(self) -> list[Any]: ...
+
+
+C = TypeVar("C", bound=Choice)
+
+
+def pairwise(rows: Sequence[C]) -> list[C]:
     """A few rows in which every two choices meet that meet in any of `rows`: most new pairs first."""
     rows = random.Random(0).sample(rows, len(rows))  # so that no choice is favoured for being listed first
 
-    def pairs(row: Row) -> set[Any]:
+    def pairs(row: C) -> set[Any]:
         return set(itertools.combinations(enumerate(row.as_json()), 2))
 
     missing = set().union(*map(pairs, rows))
