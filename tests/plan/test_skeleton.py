@@ -14,6 +14,14 @@ class Wide(nn.Linear):
     """A library's own kind of linear layer."""
 
 
+class Linear(nn.Module):
+    """Linear by name only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3, 4))
+
+
 class Toy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -23,6 +31,7 @@ class Toy(nn.Module):
             nn.ModuleDict({"up": Wide(4, 6), "norm": nn.LayerNorm(6)}) for _ in range(2)
         )
         self.conv = nn.Conv2d(1, 2, 3, bias=False)
+        self.named = Linear()
         self.absent = None
         self.register_buffer("steps", torch.tensor(7))
         self.register_buffer("table", torch.ones(9), persistent=False)
@@ -46,6 +55,7 @@ def test_it_has_the_entries_of_the_state_dict_in_their_order() -> None:
         ("blocks.1.up.bias", "linear"),
         ("blocks.0.norm.weight", "other"),
         ("conv.weight", "other"),
+        ("named.weight", "other"),
         ("scale", "other"),
         ("steps", "other"),
     ],
@@ -74,13 +84,14 @@ def test_modules_are_those_with_parameters_of_their_own() -> None:
         "blocks.1.up",
         "blocks.1.norm",
         "conv",
+        "named",
     ]
     assert list(TOY.modules["blocks.0.up"]) == ["weight", "bias"]
 
 
 def test_the_tree_nests_the_same_paths() -> None:
     block: dict[str, object] = {"up": {}, "norm": {}}
-    assert TOY.tree == {"embed": {}, "blocks": {"0": block, "1": block}, "conv": {}}
+    assert TOY.tree == {"embed": {}, "blocks": {"0": block, "1": block}, "conv": {}, "named": {}}
 
 
 def test_other_dtypes_change_nothing_else() -> None:
