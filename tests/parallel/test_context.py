@@ -61,9 +61,9 @@ class Case:
 
         def on_one(context: Context) -> torch.Tensor:
             rows = context.rows(self.length)
-            own = [context.local(tensor, rows) for tensor in (query, key, value)]
-            out = context.attention(*own, (prefix[0], prefix[1]), rows, attend)
-            assert out.shape == own[0].shape
+            q, k, v = (context.local(tensor, rows) for tensor in (query, key, value))
+            out = context.attention(q, k, v, (prefix[0], prefix[1]), rows, attend)
+            assert out.shape == q.shape
             return context.whole(out, rows)
 
         first, *others = on_threads(self.outer, self.outer_size, self.ulysses, on_one)
