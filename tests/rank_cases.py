@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +30,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from armillary.errors import EngineError, LayoutError
+import pytest
+
+from armillary.errors import LayoutError
 from armillary.layout import Layout
 
 PREFIX = "on_ranks_"
 STEP_TIMEOUT = 120.0
+PATIENCE = 30.0
+"""Seconds that a rank on which a case has failed gives the others to end it too."""
 
 
 @dataclass
@@ -111,13 +116,7 @@ def run_cases(
     payload = {"module": module, "folder": str(folder), "arguments": arguments}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*ranks share.*CPU cores", RuntimeWarning)
-        try:
-            told = run_ranks("rank_cases:run_on_rank", payload, ranks, step_timeout=step_timeout)
-        except EngineError as error:
-            # a case that fails on one rank may leave the others waiting for it
-            failed = "\n".join(path.read_text() for path in sorted(folder.glob("failed-*")))
-            raise AssertionError(f"{failed}\n{error}") from error
-    return Told(told)
+        return Told(run_ranks("rank_cases:run_on_rank", payload, ranks, step_timeout=step_timeout))
 
 
 def run_on_rank(payload: Mapping[str, Any], rank: Any) -> dict[str, list[Any]]:
@@ -130,6 +129,8 @@ def run_on_rank(payload: Mapping[str, Any], rank: Any) -> dict[str, list[Any]]:
     for case in cases_of(payload["module"]):
         rank.heartbeat.beat("computing")
         mine = _run(getattr(module, PREFIX + case), case, world)
+        if mine["error"]:
+            _await_others(case, world, mine["error"])
         with rank.heartbeat.waiting():
             everyone: list[Any] = [None] * rank.world_size
             dist.all_gather_object(everyone, mine)
@@ -140,9 +141,16 @@ def run_on_rank(payload: Mapping[str, Any], rank: Any) -> dict[str, list[Any]]:
 def _run(function: Callable[[World], Any], case: str, world: World) -> dict[str, Any]:
     try:
         return {"value": function(world), "error": None}
-    except Exception:
-        error = traceback.format_exc()
-        (world.folder / f"failed-{case}-{world.rank}").write_text(
-            f"{case} failed on rank {world.rank}:\n{error}"
-        )
-        return {"value": None, "error": error}
+    except (Exception, pytest.fail.Exception):  # the second is what `pytest.raises` raises
+        return {"value": None, "error": traceback.format_exc()}
+    finally:
+        world.sign(f"ended-{case}-{world.rank}")
+
+
+def _await_others(case: str, world: World, error: str) -> None:
+    """Others may wait for this rank in the middle of the case; raising ends the group, this error first."""
+    deadline = time.monotonic() + PATIENCE
+    while not all((world.folder / f"ended-{case}-{rank}").exists() for rank in range(world.size)):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{case} failed on rank {world.rank}:\n{error}")
+        time.sleep(0.05)
