@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from armillary import Layout, LayoutError
 
@@ -30,6 +30,7 @@ def test_the_tp_coordinate_changes_fastest_and_cfg_slowest() -> None:
     assert all(place["ring"] == place["gather"] == 0 for place in places)
 
 
+@settings(deadline=None)
 @given(cfg=st.sampled_from([1, 2]), ring=st.integers(1, 3), ulysses=st.integers(1, 3), tp=st.integers(1, 4))
 def test_every_rank_has_a_coordinate_of_its_own(cfg: int, ring: int, ulysses: int, tp: int) -> None:
     layout = Layout(cfg=cfg, ring=ring, ulysses=ulysses, tp=tp)

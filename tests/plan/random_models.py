@@ -98,7 +98,7 @@ def _models(tp: int) -> st.SearchStrategy[Model]:
     return multiples.flatmap(
         lambda key_value_heads: st.builds(
             Model,
-            layers=st.integers(1, 3),
+            layers=st.integers(1, 2),
             query_heads=st.integers(1, 3).map(lambda n: n * key_value_heads * tp // gcd(key_value_heads, tp))
             | st.integers(1, 3).map(lambda n: n * key_value_heads),
             key_value_heads=st.just(key_value_heads),

@@ -1,7 +1,7 @@
 """A dimension cut into ranges: even, uneven, packed and copied splits are only different ranges."""
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from armillary.plan.ranges import Segment, Shard, cut
 
@@ -65,6 +65,7 @@ def test_a_segment_knows_the_degrees_it_allows(segment: Segment, allowed: list[i
     assert [tp for tp in range(1, 13) if segment.allows(tp)] == allowed
 
 
+@settings(deadline=None)
 @given(SEGMENTS, st.integers(1, 12))
 def test_allowed_cuts_cover_every_feature_of_the_dimension(segments: list[Segment], tp: int) -> None:
     segments = [segment for segment in segments if segment.allows(tp)]
@@ -77,6 +78,7 @@ def test_allowed_cuts_cover_every_feature_of_the_dimension(segments: list[Segmen
     assert shard.size == sum(segment.units * segment.unit for segment in segments)
 
 
+@settings(deadline=None)
 @given(SEGMENTS, st.integers(1, 12))
 def test_the_first_rank_has_as_many_units_as_any(segments: list[Segment], tp: int) -> None:
     for segment in segments:

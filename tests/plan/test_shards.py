@@ -36,7 +36,7 @@ def _features(resolved: ResolvedPlan, name: str, tp_rank: int) -> list[int]:
     return [feature for start, stop in ranges for feature in range(start, stop)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(CASES)
 @example((SUPER, 16))
 @example((SUPER, 3))
@@ -50,7 +50,7 @@ def test_a_degree_is_accepted_exactly_where_heads_and_widths_allow_it(case: tupl
     assert accepted == model.allows(tp)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(LEGAL)
 @example((SUPER, 16))
 def test_the_shards_put_back_together_are_the_original_bytes(case: tuple[Model, int]) -> None:
@@ -91,7 +91,7 @@ def test_every_rank_has_whole_query_heads_and_exactly_the_keys_they_attend_to(
         assert [feature for feature in outputs if feature < model.query] == query
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=40)
 @given(LEGAL)
 def test_an_mlp_goes_on_with_the_features_it_has(case: tuple[Model, int]) -> None:
     model, tp = case
@@ -124,7 +124,7 @@ def _whole_heads(features: list[int], head_dim: int) -> list[int]:
     return heads
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=40)
 @given(LEGAL, st.sampled_from([1, 2]), st.integers(1, 3))
 def test_a_rank_holds_what_its_tp_coordinate_says(case: tuple[Model, int], cfg: int, gather: int) -> None:
     model, tp = case
