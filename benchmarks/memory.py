@@ -130,7 +130,8 @@ def step_times(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     models = {way: _load(payload["model"], way) for way in WAYS}
     outputs = [model(**inputs).sample[0] for model in models.values()]
     rank.heartbeat.beat("computing")
-    times = interleave({way: partial(model, **inputs) for way, model in models.items()}, payload["repeats"])
+    steps = {way: partial(model, **inputs) for way, model in models.items()}
+    times = interleave(steps, payload["repeats"], before_each=rank.heartbeat.beat)
     return {
         "wall": {way: [elapsed.wall for elapsed in each] for way, each in times.items()},
         "cpu": {way: [elapsed.cpu for elapsed in each] for way, each in times.items()},
