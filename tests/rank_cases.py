@@ -36,7 +36,8 @@ from armillary.errors import LayoutError
 from armillary.layout import Layout
 
 PREFIX = "on_ranks_"
-STEP_TIMEOUT = 120.0
+STEP_TIMEOUT = 280.0
+"""Below the 300 s of a test, so that a stall is told by the rank that is to blame."""
 PATIENCE = 30.0
 """Seconds that a rank on which a case has failed gives the others to end it too."""
 

@@ -27,6 +27,7 @@ from generations import (
     write_media,
 )
 
+from armillary.engine.heartbeat import current_heartbeat
 from armillary.layout import Layout
 from armillary.models.cosmos3.tiny import VARIANTS
 from armillary.parallel.load import load
@@ -51,6 +52,7 @@ def on_ranks_generations(world: World) -> list[dict[str, Any]]:
     told = []
     rows = [Row(*row) for row in world.arguments["rows"]]
     for number, (row, first) in enumerate(blocks(rows, world.size)):
+        current_heartbeat().beat()
         if first <= world.rank < first + row.tp:
             mesh = meshes[row.tp]
             latents = generations.latents(row, row.dtype, mesh, partial(plant, row.fault))
@@ -125,7 +127,8 @@ def compare(folder: Path, rows: Sequence[Row], *, steps: int, layers: int) -> Co
     for variant in VARIANTS:
         write_checkpoint(folder, variant, layers)
     size = {"steps": steps, "layers": layers}
-    told = run_cases(__name__, RANKS, folder, rows=[row.as_json() for row in rows], size=size)
+    listed = [row.as_json() for row in rows]
+    told = run_cases(__name__, RANKS, folder, step_timeout=900, rows=listed, size=size)
     return Comparison(folder, rows, told, Generations(folder, **size))
 
 
