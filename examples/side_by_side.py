@@ -1,4 +1,4 @@
-"""Two or more results of `armillary generate -o FILE.npz` beside each other, as an animated GIF or a PNG sheet.
+"""Results of `armillary generate -o FILE.npz` beside each other, as an animated GIF or a PNG sheet.
 
 python examples/side_by_side.py one.npz two.npz -o side-by-side.gif
 """
