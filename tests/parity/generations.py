@@ -118,6 +118,8 @@ def request_of(row: Row, checkpoint: Path, media: Path, steps: int) -> CompleteR
     """What both sides are asked for; it does not depend on degree and dtype."""
     number = sorted(VARIANTS).index(row.variant) + MODES.index(row.mode)
     size, frames = SHAPES[number % len(SHAPES)]
+    # the first two latent frames of a continued video are given, and 5 frames have no more
+    frames = 9 if row.mode == "video-to-video" else frames
     fields = {
         "prompt": PROMPTS[number % len(PROMPTS)],
         "negative_prompt": PROMPTS[(number + 1) % len(PROMPTS)],
