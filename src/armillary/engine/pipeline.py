@@ -63,13 +63,7 @@ def _is_whole(component: Any) -> bool:
 def run_pipeline(
     pipeline: Any, request: CompleteRequest, mesh: Mesh, on_step: Callable[[int], None]
 ) -> tuple[Media | None, torch.Tensor]:
-    """Run one generation. Returns what was made (on the first rank) and the final vision latents.
-
-    The noise comes from a generator of its own, seeded on the CPU: the same on every rank, for every
-    number of ranks, and without touching the caller's random state.
-    """
-    import torch
-
+    """Run one generation. Returns what was made (on the first rank) and the final vision latents."""
     from armillary.parallel.vae import divided_decode, divides_decode
 
     divided = divides_decode(
@@ -80,20 +74,33 @@ def run_pipeline(
         own_denoiser(pipeline, request.guidance_interval, mesh.groups["cfg"], on_step),
     ):
         state = pipeline(
-            prompt=request.prompt,
-            negative_prompt=request.negative_prompt,
-            width=request.width,
-            height=request.height,
-            num_frames=request.num_frames,
-            fps=request.fps,
-            num_inference_steps=request.num_inference_steps,
-            guidance_scale=request.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(request.seed),
+            **pipeline_arguments(request),
             output_type="pil" if mesh.is_first else "pt" if divided else "latent",
-            **_conditions(request),
         )
     latents = state.get("latents")
     return (_media(state, request) if mesh.is_first else None), latents
+
+
+def pipeline_arguments(request: CompleteRequest) -> dict[str, Any]:
+    """What a request says to the stock pipeline.
+
+    The noise comes from a generator of its own, seeded on the CPU: the same on every rank, for every
+    number of ranks, and without touching the caller's random state.
+    """
+    import torch
+
+    return {
+        "prompt": request.prompt,
+        "negative_prompt": request.negative_prompt,
+        "width": request.width,
+        "height": request.height,
+        "num_frames": request.num_frames,
+        "fps": request.fps,
+        "num_inference_steps": request.num_inference_steps,
+        "guidance_scale": request.guidance_scale,
+        "generator": torch.Generator("cpu").manual_seed(request.seed),
+        **_conditions(request),
+    }
 
 
 def _conditions(request: CompleteRequest) -> Mapping[str, Any]:
