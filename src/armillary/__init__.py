@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from armillary.plan.styles import (
         Colwise as Colwise,
+        NormSplit as NormSplit,
         Optional as Optional,
         PackedColwise as PackedColwise,
         PackedRowwise as PackedRowwise,
@@ -71,6 +72,7 @@ _HOME = {
     "GenerationResult": "armillary.engine.generate",
     "Layout": "armillary.layout",
     "LayoutError": "armillary.errors",
+    "NormSplit": "armillary.plan.styles",
     "Optional": "armillary.plan.styles",
     "PackedColwise": "armillary.plan.styles",
     "PackedRowwise": "armillary.plan.styles",

@@ -53,7 +53,7 @@ def test_it_has_the_entries_of_the_state_dict_in_their_order() -> None:
     [
         ("embed.weight", "embedding"),
         ("blocks.1.up.bias", "linear"),
-        ("blocks.0.norm.weight", "other"),
+        ("blocks.0.norm.weight", "norm"),
         ("conv.weight", "other"),
         ("named.weight", "other"),
         ("scale", "other"),

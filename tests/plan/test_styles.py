@@ -50,7 +50,7 @@ def test_the_packed_markers_of_diffusers_are_taken_as_they_are() -> None:
 
 @pytest.mark.parametrize("value", ["colwize", "Colwise", None, 3, Colwise, {"rowwise": [1]}, {}, ["colwise"]])
 def test_anything_else_is_refused_with_the_known_names(value: object) -> None:
-    known = "use one of colwise, rowwise, packed_colwise, packed_rowwise or vocab_split"
+    known = "use one of colwise, rowwise, packed_colwise, packed_rowwise, vocab_split or norm_split"
     with pytest.raises(PlanError, match=known) as caught:
         parse_style(value)
     assert caught.value.problems[0].message == f"{value!r} is not a style"

@@ -23,7 +23,7 @@ from armillary.parallel.degrees import LayoutLike, as_layout, refuse_context
 from armillary.parallel.fingerprint import fingerprint
 from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.placement import moved_weights, ranges_of
-from armillary.parallel.tensor import install, place
+from armillary.parallel.tensor import install, place, refuse_unknown_norms
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
 from armillary.plan.skeleton import Skeleton
@@ -183,6 +183,7 @@ def _resolve_all(
     resolved = None
     with refusals.collect():
         resolved = resolve(skeleton, layout, plan=plan, overrides=overrides)
+        refuse_unknown_norms(model, resolved)
     refusals.raise_if_any()
     assert resolved is not None, "resolve neither raised nor returned"
     return resolved

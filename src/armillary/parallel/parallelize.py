@@ -14,7 +14,7 @@ from armillary.parallel.context import use_context
 from armillary.parallel.degrees import LayoutLike, as_layout, refuse_context
 from armillary.parallel.fingerprint import fingerprint
 from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
-from armillary.parallel.tensor import install, place, sharding_of, take_ranges
+from armillary.parallel.tensor import install, place, refuse_unknown_norms, sharding_of, take_ranges
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
 from armillary.residency import Residency
@@ -53,6 +53,7 @@ def parallelize(
     _refuse_twice(model)
     resolved = resolve(model, degrees, plan=plan, overrides=overrides)
     refuse_context(degrees, model, prefill, Residency())
+    refuse_unknown_norms(model, resolved)
     mesh = mesh or build_mesh(degrees)
     _agree(model, resolved, mesh.everyone)
     for name, tensor in _local_tensors(model, resolved, mesh.tp.rank).items():

@@ -15,11 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from armillary.errors import PlanError, Problem
 from armillary.parallel.collectives import Group
 from armillary.parallel.mesh import Mesh
+from armillary.parallel.norms import joined_norm
+from armillary.plan.explain import pattern_of
 from armillary.plan.ranges import Range, Shard
 from armillary.plan.resolve import LocalHeads, ResolvedPlan
-from armillary.plan.styles import Colwise, PackedRowwise, Rowwise, Style, VocabSplit
+from armillary.plan.styles import Colwise, NormSplit, PackedRowwise, Rowwise, Style, VocabSplit
 
 _MARK = "_armillary_sharding"
 
@@ -58,6 +61,26 @@ def place(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
     owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=requires_grad)
 
 
+def refuse_unknown_norms(model: nn.Module, resolved: ResolvedPlan) -> None:
+    """Raise `PlanError` for split norms that no formula is known for; before anything is changed."""
+    unknown = {
+        pattern_of(path): type(module).__name__
+        for path, style in resolved.styles.items()
+        if isinstance(style, NormSplit) and f"{path}.weight" in resolved.shards
+        for module in [model.get_submodule(path)]
+        if joined_norm(module, Group("tp"), 1) is None
+    }
+    if unknown:
+        raise PlanError(
+            Problem(
+                "norm-kind",
+                f"norm_split of {pattern} does not know how {kind} computes",
+                "it knows torch's RMSNorm and LayerNorm, and those of diffusers",
+            )
+            for pattern, kind in unknown.items()
+        )
+
+
 def install(model: nn.Module, resolved: ResolvedPlan, mesh: Mesh, absent: Collection[str] = ()) -> None:
     """Make a model whose parameters are already this rank's shards compute what the whole one does."""
     for path, style in resolved.styles.items():
@@ -80,6 +103,8 @@ def _joining_forward(module: nn.Module, style: Style, shard: Shard, tp: Group) -
     if isinstance(module, nn.Embedding) and isinstance(style, VocabSplit):
         (rows,) = shard.ranges(tp.rank) or ((0, 0),)
         return partial(_look_up_own_rows, module, tp, rows, shard.size)
+    if isinstance(style, NormSplit):
+        return joined_norm(module, tp, sum(shard.local_size(rank) for rank in range(tp.size)))
     if isinstance(module, nn.Linear) and isinstance(style, Rowwise | PackedRowwise):
         return partial(_reduce_output, module, tp)
     if isinstance(module, nn.Linear) and isinstance(style, Colwise) and style.gather:
@@ -112,12 +137,14 @@ def _gather_output(linear: nn.Linear, tp: Group, sizes: Sequence[int], x: torch.
 
 def _note_sizes(module: nn.Module, shard: Shard, tp_rank: int) -> None:
     """Local sizes where torch keeps them, the full ones readable beside them."""
-    sizes = (
-        ("num_embeddings", "embedding_dim")
-        if isinstance(module, nn.Embedding)
-        else ("out_features", "in_features")
-    )
-    _set_beside(module, sizes[shard.dim], shard.local_size(tp_rank))
+    local = shard.local_size(tp_rank)
+    if isinstance(module, nn.Linear | nn.Embedding):
+        embeds = isinstance(module, nn.Embedding)
+        sizes = ("num_embeddings", "embedding_dim") if embeds else ("out_features", "in_features")
+        _set_beside(module, sizes[shard.dim], local)
+    else:  # a norm: torch calls its size normalized_shape, diffusers dim
+        attribute = "normalized_shape" if hasattr(module, "normalized_shape") else "dim"
+        _set_beside(module, attribute, torch.Size([local]))
 
 
 def _set_local_heads(attention: nn.Module, heads: LocalHeads) -> None:
@@ -126,7 +153,7 @@ def _set_local_heads(attention: nn.Module, heads: LocalHeads) -> None:
         _set_beside(attention, attribute, heads.local(count))
 
 
-def _set_beside(module: nn.Module, attribute: str, local: int) -> None:
+def _set_beside(module: nn.Module, attribute: str, local: int | torch.Size) -> None:
     full = getattr(module, attribute)
     setattr(module, f"full_{attribute}", full)
     setattr(module, attribute, local)

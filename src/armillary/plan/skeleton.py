@@ -22,7 +22,7 @@ class Parameter:
     """One entry of a state dict.
 
     `shape` is the full (global) shape, `dtype` torch's name without prefix ("float32"), `kind` the
-    kind of the module that owns it: "linear", "embedding" or "other".
+    kind of the module that owns it: "linear", "embedding", "norm" or "other".
     """
 
     shape: tuple[int, ...]
@@ -134,8 +134,14 @@ def _owner(parameter_name: str) -> str:
 
 
 def _kind_of(module: Any) -> str:
-    """Kind by the torch class it is or derives from; told by name, so that torch is not imported here."""
-    names = {base.__name__ for base in type(module).__mro__ if base.__module__.startswith("torch.nn")}
+    """Kind by the torch class it is or derives from; told by name, so that torch is not imported here.
+
+    Libraries write norms of their own, so a norm is what is called one.
+    """
+    bases = type(module).__mro__
+    names = {base.__name__ for base in bases if base.__module__.startswith("torch.nn")}
+    if any(base.__name__.endswith("Norm") for base in bases):
+        return "norm"
     return "linear" if "Linear" in names else "embedding" if "Embedding" in names else "other"
 
 

@@ -8,6 +8,7 @@ A style is pure data. Which dimension it cuts follows from the parameter's name:
     PackedColwise    as Colwise, each fused block cut on its own
     PackedRowwise    as Rowwise, each fused block cut on its own
     VocabSplit       dim 0 (embedding rows)
+    NormSplit        dim 0 (features)  dim 0
 """
 
 from __future__ import annotations
@@ -71,7 +72,18 @@ class VocabSplit:
     dims: ClassVar[Mapping[str, int]] = {"weight": 0}
 
 
-Style: TypeAlias = Colwise | Rowwise | PackedColwise | PackedRowwise | VocabSplit
+@dataclass(frozen=True)
+class NormSplit:
+    """Split a norm over features that are split themselves (a query norm across all heads).
+
+    Its input and output are the rank's own features; the mean over all of them is taken over the ranks.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("norm",)
+    dims: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
+
+
+Style: TypeAlias = Colwise | Rowwise | PackedColwise | PackedRowwise | VocabSplit | NormSplit
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,7 @@ _BY_NAME: Mapping[str, type[Style]] = {
     "rowwise": Rowwise,
     **_PACKED,
     "vocab_split": VocabSplit,
+    "norm_split": NormSplit,
 }
 _NAMES = {style: name for name, style in _BY_NAME.items()}
 # diffusers' own marker objects, recognised by name so that no import of diffusers is needed
@@ -130,7 +143,7 @@ def parse_style(value: object) -> Style:
 
     Raises `PlanError` for anything else, naming the known styles.
     """
-    if isinstance(value, Colwise | Rowwise | PackedColwise | PackedRowwise | VocabSplit):
+    if isinstance(value, Colwise | Rowwise | PackedColwise | PackedRowwise | VocabSplit | NormSplit):
         return value
     if isinstance(value, str) and value in _BY_NAME:
         return _BY_NAME[value]()

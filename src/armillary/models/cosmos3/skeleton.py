@@ -25,8 +25,8 @@ def parameters(c: Mapping[str, Any]) -> Iterator[Described]:
     yield "embed_tokens.weight", (vocab, hidden), "embedding"
     for layer in range(c["num_hidden_layers"]):
         yield from _block(f"layers.{layer}", c)
-    yield "norm.weight", (hidden,), "other"
-    yield "norm_moe_gen.weight", (hidden,), "other"
+    yield "norm.weight", (hidden,), "norm"
+    yield "norm_moe_gen.weight", (hidden,), "norm"
     yield from _linear("lm_head", vocab, hidden, bias=False)
     yield from _linear("proj_in", hidden, c["patch_latent_dim"])
     yield from _linear("proj_out", c["patch_latent_dim"], hidden)
@@ -51,7 +51,7 @@ def _block(path: str, c: Mapping[str, Any]) -> Iterator[Described]:
         yield from _linear(f"{path}.{mlp}.down_proj", c["hidden_size"], c["intermediate_size"], bias=False)
     for norm in ("input_layernorm", "post_attention_layernorm"):
         for pathway in ("", "_moe_gen"):
-            yield f"{path}.{norm}{pathway}.weight", (c["hidden_size"],), "other"
+            yield f"{path}.{norm}{pathway}.weight", (c["hidden_size"],), "norm"
 
 
 def _attention(path: str, c: Mapping[str, Any]) -> Iterator[Described]:
@@ -66,7 +66,7 @@ def _attention(path: str, c: Mapping[str, Any]) -> Iterator[Described]:
         yield from _linear(f"{path}.{v}", key_value, hidden, bias=bias)
         yield from _linear(f"{path}.{out}", hidden, query, bias=bias)
         norms = _text_norms(c) if q == "to_q" else ("norm_added_q", "norm_added_k")
-        yield from ((f"{path}.{norm}.weight", (head_dim,), "other") for norm in norms)
+        yield from ((f"{path}.{norm}.weight", (head_dim,), "norm") for norm in norms)
 
 
 def _text_norms(c: Mapping[str, Any]) -> tuple[str, ...]:
