@@ -8,7 +8,7 @@ also `reuse_prompts(model, mesh)`. Its functions take complete configs.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
 from armillary.checkpoint.dtypes import BY_NAME, DType
@@ -49,9 +49,9 @@ class Family(Protocol):
         """The parameters that do not live on the device, and where they live."""
         ...
 
-    def reuse_prompts(self, model: Any, mesh: Any, weights: Any) -> None:
+    def reuse_prompts(self, model: Any, mesh: Any, weights: Any) -> Callable[[], None]:
         """Make a loaded model compute each prompt once, the rest over the mesh's context axes, with the
-        weights that live elsewhere (None: none do)."""
+        weights that live elsewhere (None: none do). Returns what takes it back."""
         ...
 
 

@@ -205,11 +205,21 @@ class Context:
         return merge(parts, query)
 
 
+_UNDO = "_armillary_context"
+
+
 def use_context(model: Any, mesh: Mesh, prefill: bool, weights: MovedWeights | None) -> None:
     """Make a model with its weights in place (or elsewhere) run the mesh's context axes, or compute each
     prompt once. Ranks that call it with different shapes or dtypes are told, where they would hang."""
-    compare_inputs(model, mesh)
+    undo = [compare_inputs(model, mesh)]
     if prefill or weights is not None or runs_context(mesh.layout):
         family = family_of(model)
         assert family is not None, "`refuse_context` has passed"
-        family.reuse_prompts(model, mesh, weights)
+        undo.append(family.reuse_prompts(model, mesh, weights))
+    setattr(model, _UNDO, undo)
+
+
+def leave_context(model: Any) -> None:
+    """Take back what `use_context` has done, where it has; weights that live elsewhere are not fetched."""
+    for undo in reversed(vars(model).pop(_UNDO, [])):
+        undo()

@@ -24,7 +24,7 @@ def as_layout(value: LayoutLike) -> Layout:
     if name == "TensorParallelConfig":
         return Layout(tp=value.tp_degree if value.mesh is None else _size_of_first_ranks(value.mesh))
     if name == "ContextParallelConfig":
-        return Layout(ring=value.ring_degree or 1, ulysses=value.ulysses_degree or 1)
+        return _context_layout(value)
     if name == "ParallelConfig":
         parts = [value.context_parallel_config, value.tensor_parallel_config]
         layouts = [as_layout(part) for part in parts if part is not None]
@@ -38,6 +38,29 @@ def as_layout(value: LayoutLike) -> Layout:
     )
 
 
+def _context_layout(config: Any) -> Layout:
+    """`ulysses_anything`, `ring_anything` ask for what is always done here: lengths need not divide.
+    `rotate_method` is how diffusers passes keys round, and changes no result."""
+    layout = Layout(ring=config.ring_degree or 1, ulysses=config.ulysses_degree or 1)
+    problems = []
+    if not config.convert_to_fp32:
+        why = "convert_to_fp32=False, but the parts of a ring's attention are merged in float32"
+        problems.append(Problem("config-merge", why, "leave convert_to_fp32 as it is"))
+    if config.mesh is not None:
+        names, sizes = config.mesh.mesh_dim_names or (), config.mesh.mesh.shape
+        given = {name: size for name, size in zip(names, sizes, strict=False) if size > 1}
+        asked = {axis: degree for axis, degree in layout.degrees.items() if degree > 1}
+        if [*given.items()] != [*asked.items()]:
+            why = f"the config's mesh has {given}, and its degrees are {asked}"
+            fix = f"pass a Layout and mesh=build_mesh(layout), whose order is {', '.join(Layout.AXES)}"
+            problems.append(Problem("config-mesh", why, fix))
+        else:
+            _size_of_first_ranks(config.mesh)
+    if problems:
+        raise LayoutError(problems)
+    return layout
+
+
 def _size_of_first_ranks(device_mesh: Any) -> int:
     """The size of a config's own DeviceMesh, which must lie where a `Layout` would."""
     ranks = device_mesh.mesh.flatten().tolist()
@@ -46,7 +69,7 @@ def _size_of_first_ranks(device_mesh: Any) -> int:
             Problem(
                 "config-mesh",
                 f"the config's mesh is on ranks {ranks}, and a layout is put on the first {len(ranks)}",
-                f"pass layout=Layout(tp={len(ranks)}) and mesh=build_mesh(layout, {ranks})",
+                f"pass a Layout of {len(ranks)} ranks and mesh=build_mesh(layout, {ranks})",
             )
         )
     return len(ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,16 @@ from armillary.parallel.collectives import agree_over
 from armillary.parallel.mesh import Mesh
 
 
-def compare_inputs(model: nn.Module, mesh: Mesh) -> None:
+def compare_inputs(model: nn.Module, mesh: Mesh) -> Callable[[], None]:
     """Compare shapes and dtypes of the model's inputs at every call, over the ranks that call it together.
 
-    The cfg axis is none of them: its groups have prompts of their own.
+    The cfg axis is none of them: its groups have prompts of their own. Returns what ends it.
     """
     groups = [group for axis, group in mesh.groups.items() if axis != "cfg" and group.size > 1]
-    if groups:
-        model.register_forward_pre_hook(partial(_compare, groups, mesh.device()), with_kwargs=True)
+    if not groups:
+        return lambda: None
+    compare = partial(_compare, groups, mesh.device())
+    return model.register_forward_pre_hook(compare, with_kwargs=True).remove
 
 
 def _compare(

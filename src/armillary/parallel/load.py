@@ -23,7 +23,7 @@ from armillary.parallel.degrees import LayoutLike, as_layout, refuse_context
 from armillary.parallel.fingerprint import fingerprint
 from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.placement import moved_weights, ranges_of
-from armillary.parallel.tensor import install, place, refuse_unknown_norms
+from armillary.parallel.tensor import Sharding, install, note_sharding, place, refuse_unknown_norms
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
 from armillary.plan.skeleton import Skeleton
@@ -32,7 +32,7 @@ from armillary.residency import Residency
 
 
 def load(
-    checkpoint: str | Path,
+    checkpoint: str | Path | CheckpointIndex,
     *,
     subfolder: str | None = None,
     layout: LayoutLike = Layout(),
@@ -53,7 +53,7 @@ def load(
     library's ordinary class.
 
     Args:
-        checkpoint: a local folder or a hub id.
+        checkpoint: a local folder or a hub id; or what `read_index` said of one.
         subfolder: the model's folder inside it, e.g. "transformer".
         layout: the degrees, as a `Layout` or one of diffusers' parallel configs.
         dtype: of floating-point parameters; modules that the class keeps in float32 stay float32.
@@ -77,24 +77,31 @@ def load(
     degrees = as_layout(layout)
     leave_out = (leave_out,) if isinstance(leave_out, str) else leave_out
     refuse_other_mesh(degrees, mesh)
-    folder = locate(checkpoint, subfolder)
-    index = read_index(folder)
+    index = _index_of(checkpoint, subfolder)
     _refuse_impossible(index, dtype)
     model = build_on_meta(index, dtype)
     residency = residency or Residency()
     resolved = _resolve_all(model, index, degrees, dtype, plan, overrides, prefill, residency, leave_out)
     mesh = mesh or build_mesh(degrees)
     target = torch.device(device or mesh.device())
-    weights = moved_weights(model, index, resolved, mesh, residency.on(target.type), target)
+    residency = residency.on(target.type)
+    weights = moved_weights(model, index, resolved, mesh, residency, target)
     elsewhere = {*(weights.away if weights else ()), *_inside(leave_out, resolved)}
     _fill(model, index, resolved, mesh, target, progress, elsewhere)
     _agree(model, resolved, mesh.everyone, elsewhere)
-    install(model, resolved, mesh, elsewhere)
+    install(model, resolved, mesh)
+    note_sharding(model, Sharding(resolved, mesh, frozenset(elsewhere), residency, weights, prefill, index))
     for path in leave_out:
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, None)
     use_context(model, mesh, prefill, weights)
     return model.eval()
+
+
+def _index_of(checkpoint: str | Path | CheckpointIndex, subfolder: str | None) -> CheckpointIndex:
+    if isinstance(checkpoint, CheckpointIndex):
+        return checkpoint
+    return read_index(locate(checkpoint, subfolder))
 
 
 def _refuse_impossible(index: CheckpointIndex, dtype: object) -> None:

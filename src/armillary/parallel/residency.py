@@ -19,6 +19,8 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import nn
 
+from armillary.parallel.tensor import slot_of
+
 ALIGNMENT = 256
 """Bytes; kernels want their operands aligned."""
 
@@ -45,11 +47,15 @@ class HostSource:
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> None:
         pin = device.type == "cuda"
         # one after another, so that there are never two copies of more than one
-        self._tensors = {name: tensor.pin_memory() if pin else tensor for name, tensor in tensors}
+        self._tensors = {name: tensor.cpu().pin_memory() if pin else tensor.cpu() for name, tensor in tensors}
 
     def read_into(self, name: str, tensor: torch.Tensor) -> None:
         """See `Source`."""
         tensor.copy_(self._tensors[name], non_blocking=True)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The copy itself."""
+        return self._tensors[name]
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,10 @@ class Blocks(Protocol):
         """The pathway is not needed for a while: give its memory back."""
         ...
 
+    def close(self) -> None:
+        """The pathway is not needed any more; its weights stay where they are."""
+        ...
+
 
 class ResidentBlocks:
     """All of them on the device, all the time."""
@@ -111,6 +121,9 @@ class ResidentBlocks:
         return nullcontext()
 
     def release(self) -> None:
+        """See `Blocks`."""
+
+    def close(self) -> None:
         """See `Blocks`."""
 
 
@@ -130,20 +143,27 @@ class BlockStream:
         prefetch: int,
         device: torch.device,
     ) -> None:
-        self._model = model
         self._blocks = dict(blocks)
         self._order = sorted(blocks)
         self._source = source
         self._device = device
         self._slots = min(prefetch + 1, len(blocks))
         self._buffers: list[torch.Tensor] = []
+        # made once: a step only puts them in and takes them out
+        self._places = {n: [slot_of(model, local.name) for local in block] for n, block in blocks.items()}
+        self._absent = {
+            n: [nn.Parameter(local.absent(device), requires_grad=False) for local in block]
+            for n, block in blocks.items()
+        }
+        self._present: dict[tuple[int, int], list[nn.Parameter]] = {}
         self._coming: dict[int, tuple[int, Future[None]]] = {}
         self._turn = 0
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="armillary-weights")
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copied: dict[int, torch.cuda.Event] = {}
         self._computed: dict[int, torch.cuda.Event] = {}
         for number in self._order:
-            self._leave(number)
+            self._put(number, self._absent[number])
 
     @contextmanager
     def block(self, number: int) -> Iterator[None]:
@@ -159,7 +179,7 @@ class BlockStream:
         try:
             yield
         finally:
-            self._leave(number)
+            self._put(number, self._absent[number])
             if self._copies is not None:
                 self._computed[slot] = torch.cuda.current_stream(self._device).record_event()
 
@@ -170,7 +190,14 @@ class BlockStream:
             # the copies are only enqueued: whoever gets this memory next must come after them
             torch.cuda.current_stream(self._device).wait_stream(self._copies)
             self._computed.clear()
+            self._copied.clear()
+        self._present.clear()
         self._buffers.clear()
+
+    def close(self) -> None:
+        """See `Blocks`."""
+        self.release()
+        self._reader.shutdown()
 
     def _arrive(self, number: int) -> int:
         """Wait for a block and put it in place; returns the slot it is in."""
@@ -181,14 +208,14 @@ class BlockStream:
         slot, read = self._coming.pop(number)
         read.result()
         if self._copies is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._copies)
-        for local, tensor in self._views(number, slot):
-            put(self._model, local.name, tensor)
+            # for this block's copies alone: those of the blocks behind it may go on
+            torch.cuda.current_stream(self._device).wait_event(self._copied[slot])
+        self._put(number, self._parameters(number, slot))
         return slot
 
-    def _leave(self, number: int) -> None:
-        for local in self._blocks[number]:
-            put(self._model, local.name, local.absent(self._device))
+    def _put(self, number: int, parameters: Sequence[nn.Parameter]) -> None:
+        for (slots, leaf), parameter in zip(self._places[number], parameters, strict=True):
+            slots[leaf] = parameter
 
     def _allocate(self) -> None:
         size = max(sum(local.room for local in block) for block in self._blocks.values())
@@ -210,23 +237,23 @@ class BlockStream:
         with torch.cuda.stream(self._copies):
             if event := self._computed.get(slot):
                 event.wait()  # what was in this buffer has been computed with
-            for local, tensor in self._views(number, slot):
-                self._source.read_into(local.name, tensor)
+            for local, tensor in zip(self._blocks[number], self._parameters(number, slot), strict=True):
+                self._source.read_into(local.name, tensor.data)
+            if self._copies is not None:
+                self._copied[slot] = self._copies.record_event()
 
-    def _views(self, number: int, slot: int) -> Iterator[tuple[Local, torch.Tensor]]:
+    def _parameters(self, number: int, slot: int) -> list[nn.Parameter]:
         """The parameters of a block as parts of a buffer."""
-        buffer, at = self._buffers[slot], 0
-        for local in self._blocks[number]:
-            yield local, buffer[at : at + local.nbytes].view(local.dtype).view(local.shape)
-            at += local.room
+        if (number, slot) not in self._present:
+            buffer, at, parts = self._buffers[slot], 0, []
+            for local in self._blocks[number]:
+                part = buffer[at : at + local.nbytes].view(local.dtype).view(local.shape)
+                parts.append(nn.Parameter(part, requires_grad=False))
+                at += local.room
+            self._present[number, slot] = parts
+        return self._present[number, slot]
 
     def _forget_coming(self) -> None:
         # waited for, since they write into buffers; that one could not be read concerns who wants it
         wait([read for _, read in self._coming.values()])
         self._coming.clear()
-
-
-def put(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Make `tensor` the values of parameter `name`, as they are used for inference."""
-    path, _, leaf = name.rpartition(".")
-    model.get_submodule(path)._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)

@@ -7,9 +7,9 @@ its stock forward on fewer outputs; only the layers whose output must be joined 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,11 @@ from armillary.plan.explain import pattern_of
 from armillary.plan.ranges import Range, Shard
 from armillary.plan.resolve import LocalHeads, ResolvedPlan
 from armillary.plan.styles import Colwise, NormSplit, PackedRowwise, Rowwise, Style, VocabSplit
+from armillary.residency import Residency
+
+if TYPE_CHECKING:
+    from armillary.checkpoint.index import CheckpointIndex
+    from armillary.parallel.residency import MovedWeights
 
 _MARK = "_armillary_sharding"
 
@@ -35,11 +40,33 @@ class Sharding:
     mesh: Mesh
     absent: frozenset[str] = frozenset()
     """Parameters that are not in the model: left out, or living elsewhere."""
+    residency: Residency = field(default_factory=Residency)
+    weights: MovedWeights | None = None
+    """Those that live elsewhere, and where they are read again; None: none do."""
+    prefill: bool = False
+    """Whether each prompt is computed once also where nothing asks for it."""
+    checkpoint: CheckpointIndex | None = None
+    """Where the model was read from, as far as it is known."""
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Parameters that are nowhere: of modules that the task never calls."""
+        return self.absent - self.away
+
+    @property
+    def away(self) -> frozenset[str]:
+        """Parameters that live elsewhere."""
+        return frozenset(self.weights.away if self.weights else ())
 
 
 def sharding_of(model: nn.Module) -> Sharding | None:
     """How a model was sharded by Armillary, None for an ordinary one."""
     return getattr(model, _MARK, None)
+
+
+def note_sharding(model: nn.Module, sharding: Sharding) -> None:
+    """Remember on the model what was done to it."""
+    setattr(model, _MARK, sharding)
 
 
 def take_ranges(tensor: torch.Tensor, dim: int, ranges: Sequence[Range]) -> torch.Tensor:
@@ -50,15 +77,21 @@ def take_ranges(tensor: torch.Tensor, dim: int, ranges: Sequence[Range]) -> torc
     return parts[0].clone(memory_format=torch.contiguous_format) if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def place(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Make `tensor` the parameter or buffer `name` of `model`."""
+def slot_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Where the parameter or buffer `name` of `model` is kept: the module's own dictionary, and the key."""
     path, _, leaf = name.rpartition(".")
     owner = model.get_submodule(path)
-    if leaf in owner._buffers:
-        owner._buffers[leaf] = tensor
-        return
-    requires_grad = tensor.is_floating_point() and owner._parameters[leaf] is not None
-    owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=requires_grad)
+    return (owner._buffers if leaf in owner._buffers else owner._parameters), leaf
+
+
+def place(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Make `tensor` the parameter or buffer `name` of `model`; a frozen parameter stays frozen."""
+    slots, leaf = slot_of(model, name)
+    before = slots[leaf]
+    if isinstance(before, nn.Parameter):
+        trains = before.requires_grad and tensor.is_floating_point()
+        tensor = nn.Parameter(tensor, requires_grad=trains)
+    slots[leaf] = tensor
 
 
 def refuse_unknown_norms(model: nn.Module, resolved: ResolvedPlan) -> None:
@@ -81,9 +114,14 @@ def refuse_unknown_norms(model: nn.Module, resolved: ResolvedPlan) -> None:
         )
 
 
-def install(model: nn.Module, resolved: ResolvedPlan, mesh: Mesh, absent: Collection[str] = ()) -> None:
-    """Make a model whose parameters are already this rank's shards compute what the whole one does."""
+def install(model: nn.Module, resolved: ResolvedPlan, mesh: Mesh, left_out: Collection[str] = ()) -> None:
+    """Make a model whose parameters are already this rank's shards compute what the whole one does.
+
+    `left_out` are parameters whose modules are not there.
+    """
     for path, style in resolved.styles.items():
+        if f"{path}.weight" in left_out:
+            continue
         module = model.get_submodule(path)
         shard = resolved.shards.get(f"{path}.weight")
         if shard is not None:
@@ -95,7 +133,6 @@ def install(model: nn.Module, resolved: ResolvedPlan, mesh: Mesh, absent: Collec
     if resolved.shards:
         # the reduces are not differentiable, so a backward pass fails cleanly instead of being wrong
         model.requires_grad_(False)
-    setattr(model, _MARK, Sharding(resolved, mesh, frozenset(absent)))
 
 
 def _joining_forward(module: nn.Module, style: Style, shard: Shard, tp: Group) -> Callable[..., Any] | None:

@@ -1,5 +1,6 @@
 """NVIDIA Cosmos 3: one transformer with an understanding and a generation pathway in every layer."""
 
+from collections.abc import Callable
 from typing import Any
 
 from armillary.models.cosmos3.config import DEFAULTS, FP32_MODULES, config_problems
@@ -23,10 +24,12 @@ __all__ = [
 CONTEXT = True
 
 
-def reuse_prompts(model: Any, mesh: Any, weights: Any) -> None:
+def reuse_prompts(model: Any, mesh: Any, weights: Any) -> Callable[[], None]:
     """See `Family.reuse_prompts`; torch is imported only where it is called."""
     from armillary.models.cosmos3.prefill import Prefill, PromptStore
     from armillary.models.cosmos3.streams import pathways_of
     from armillary.parallel.context import Context
 
-    Prefill(model, Context.of(mesh.groups), PromptStore(), pathways_of(model, weights)).install()
+    prefill = Prefill(model, Context.of(mesh.groups), PromptStore(), pathways_of(model, weights))
+    prefill.install()
+    return prefill.remove

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from armillary.errors import PlanError, Problem
 from armillary.models.cosmos3.attention import (
@@ -78,14 +79,24 @@ class Prefill:
         self.store = store
         self.pathways = pathways
         self._key: Hashable = None
+        self._hooks: list[RemovableHandle] = []
 
     def install(self) -> None:
         """Put this in place on the model; the class stays as it is."""
-        self.model.register_forward_pre_hook(self._note_prompt, with_kwargs=True)
-        self.model.register_load_state_dict_post_hook(lambda *_: self.store.clear())
+        self._hooks = [
+            self.model.register_forward_pre_hook(self._note_prompt, with_kwargs=True),
+            self.model.register_load_state_dict_post_hook(lambda *_: self.store.clear()),
+        ]
         # a stored prompt has no gradients, so a backward pass fails cleanly instead of being wrong
         self.model.requires_grad_(False)
         self.model._run_decoder_stack = self.run
+
+    def remove(self) -> None:
+        """Take it out again; the model computes every prompt at every step, with the weights it has."""
+        for hook in self._hooks:
+            hook.remove()
+        del self.model._run_decoder_stack
+        self.pathways.close()
 
     def _note_prompt(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """What tells one prompt from another: its tokens, their order and positions, and the dtype."""

@@ -17,8 +17,8 @@ from armillary.parallel.residency import (
     MovedWeights,
     ResidentBlocks,
     RowSource,
-    put,
 )
+from armillary.parallel.tensor import place
 
 KEPT_PROMPTS = 16
 """Embedded prompts that are kept; a prompt is some hundred rows."""
@@ -30,17 +30,28 @@ class Pathways:
 
     understanding: Blocks
     generation: Blocks
+    rows: PromptRows | None = None
+    """Where the embedding lives elsewhere."""
+
+    def close(self) -> None:
+        """Let go of buffers and threads; the weights stay where they are."""
+        self.understanding.close()
+        self.generation.close()
+        if self.rows:
+            self.rows.remove()
 
 
 def pathways_of(model: Any, weights: MovedWeights | None) -> Pathways:
     """Both pathways of a model; those of their layers that live elsewhere come when they are needed."""
     if weights is None:
         return Pathways(ResidentBlocks(), ResidentBlocks())
+    rows = None
     if EMBEDDING in weights.away:
         table = weights.away[EMBEDDING]
-        put(model, EMBEDDING, table.absent(weights.device))
-        PromptRows(model.embed_tokens, weights.rows, table.dtype).install()
-    return Pathways(_stream(model, weights, "understanding"), _stream(model, weights, "generation"))
+        place(model, EMBEDDING, table.absent(weights.device))
+        rows = PromptRows(model.embed_tokens, weights.rows, table.dtype)
+        rows.install()
+    return Pathways(_stream(model, weights, "understanding"), _stream(model, weights, "generation"), rows)
 
 
 def _stream(model: nn.Module, weights: MovedWeights, pathway: Pathway) -> Blocks:
@@ -64,10 +75,19 @@ class PromptRows:
         # of the whole table, also where tp has split it
         self._rows = getattr(embedding, "full_num_embeddings", embedding.num_embeddings)
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self._before: Any = None
 
     def install(self) -> None:
         """Put this in place on the embedding."""
+        # of a table that tp has split
+        self._before = vars(self._embedding).get("forward")
         vars(self._embedding)["forward"] = self.forward
+
+    def remove(self) -> None:
+        """Take it out again."""
+        del vars(self._embedding)["forward"]
+        if self._before is not None:
+            vars(self._embedding)["forward"] = self._before
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [n] -> [n, hidden], as the whole table gives it."""
