@@ -8,7 +8,17 @@ import torch
 from diffusers.hooks.tensor_parallel import resolve_tp_shard_specs
 from torch import nn
 
-from armillary import Colwise, Layout, LayoutError, PackedColwise, ParallelPlan, PlanError, plan_for, resolve
+from armillary import (
+    Colwise,
+    Layout,
+    LayoutError,
+    PackedColwise,
+    PackedRowwise,
+    ParallelPlan,
+    PlanError,
+    plan_for,
+    resolve,
+)
 from armillary.errors import CheckpointError
 from armillary.models.cosmos3 import PLAN
 from armillary.models.registry import known_classes, skeleton_for, skeleton_of
@@ -159,7 +169,7 @@ def test_one_rank_needs_no_plan_and_several_do() -> None:
 
 
 def test_any_model_can_be_split_with_a_plan_of_its_own() -> None:
-    plan = {"up": PackedColwise([1, 1]), "down": "rowwise"}
+    plan = {"up": PackedColwise([1, 1]), "down": PackedRowwise([1, 1])}
     assert resolve(Mine(), Layout(tp=2), plan=plan).local_shape("down.weight", 1) == (4, 4)
     with pytest.raises(LayoutError, match=r"use tp=1, 2 or 4$"):
         resolve(Mine(), Layout(tp=8), plan=plan)

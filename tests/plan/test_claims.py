@@ -7,6 +7,8 @@ from skeletons import blocks, skeleton
 
 from armillary import Colwise, Layout, Optional, ParallelPlan, PlanError, ResolvedPlan, Rowwise, resolve
 
+DOWN: dict[str, object] = {"blocks.*.mlp.down": "rowwise"}
+PAIR: dict[str, object] = {"blocks.*.mlp.up": "colwise", **DOWN}
 MODEL = skeleton(
     {"embed.weight": (10, 4)}
     | blocks(3, {"mlp.up.weight": (8, 4), "mlp.down.weight": (4, 8), "norm.weight": (4,)})
@@ -33,7 +35,7 @@ def test_a_key_gives_its_style_to_every_block() -> None:
 
 
 def test_a_required_key_that_matches_nothing_is_refused() -> None:
-    assert str(_refused({"blocks.*.mlp.upp": "colwise"})) == (
+    assert str(_refused({"blocks.*.mlp.upp": "colwise"} | DOWN)) == (
         "plan key 'blocks.*.mlp.upp' matches nothing in Toy: blocks.*.mlp exists, 'upp' in it does not; "
         "did you mean blocks.*.mlp.up? Otherwise wrap the entry in Optional(...) if some checkpoints lack "
         "the module"
@@ -41,21 +43,21 @@ def test_a_required_key_that_matches_nothing_is_refused() -> None:
 
 
 def test_a_required_key_on_some_blocks_only_is_refused() -> None:
-    assert str(_refused({"blocks.*.mlp.gate_proj": "colwise"})) == (
+    assert str(_refused({"blocks.*.mlp.gate_proj": "colwise"} | PAIR)) == (
         "plan key 'blocks.*.mlp.gate_proj' is on 1 of 3 blocks of Toy; "
         "wrap the entry in Optional(...) if the others may lack it"
     )
 
 
 def test_an_optional_key_applies_where_present_and_counts_the_other_blocks() -> None:
-    resolved = _resolved({"blocks.*.mlp.gate_proj": Optional("colwise")})
-    assert list(resolved.styles) == ["blocks.2.mlp.gate_proj"]
+    resolved = _resolved({"blocks.*.mlp.gate_proj": Optional("colwise")} | PAIR)
+    assert [path for path in resolved.styles if "gate" in path] == ["blocks.2.mlp.gate_proj"]
     assert resolved.matches["blocks.*.mlp.gate_proj"].absent == 2
     assert resolved.skipped_optional == ()
 
 
 def test_an_optional_key_that_matches_nothing_is_skipped_and_listed_once() -> None:
-    resolved = _resolved({"blocks.*.to_qkv": Optional("packed_colwise"), "blocks.*.mlp.up": "colwise"})
+    resolved = _resolved({"blocks.*.to_qkv": Optional("packed_colwise")} | PAIR)
     assert resolved.skipped_optional == ("blocks.*.to_qkv",)
     assert resolved.matches["blocks.*.to_qkv"].absent == 3
 
@@ -67,16 +69,22 @@ def test_a_module_that_is_none_counts_as_absent() -> None:
         def __init__(self, added: bool) -> None:
             super().__init__()
             self.to_q = torch.nn.Linear(4, 4)
+            self.to_out = torch.nn.Linear(4, 4)
             self.add_k_proj = torch.nn.Linear(4, 4) if added else None
 
     model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList(map(Attention, [True, False, False]))})
-    resolved = _resolved({"blocks.*.to_q": "colwise", "blocks.*.add_k_proj": Optional("colwise")}, model)
+    plan = {
+        "blocks.*.to_q": "colwise",
+        "blocks.*.add_k_proj": Optional("colwise"),
+        "blocks.*.to_out": "rowwise",
+    }
+    resolved = _resolved(plan, model)
     assert resolved.matches["blocks.*.add_k_proj"].absent == 2
     assert "blocks.0.add_k_proj.weight" in resolved.shards
 
 
 def test_a_slip_in_an_optional_key_is_refused_where_it_shows() -> None:
-    assert str(_refused({"blocks.*.mlp.gtae_proj": Optional("colwise")})) == (
+    assert str(_refused({"blocks.*.mlp.gtae_proj": Optional("colwise")} | PAIR)) == (
         "plan key 'blocks.*.mlp.gtae_proj' matches nothing, and no key claims blocks.*.mlp.gate_proj; "
         "did you mean blocks.*.mlp.gate_proj? Otherwise remove the entry"
     )
@@ -95,7 +103,7 @@ def test_a_slip_in_an_optional_key_is_refused_where_it_shows() -> None:
     ],
 )
 def test_an_optional_key_beside_a_name_that_it_cannot_mean_is_only_skipped(plan: dict[str, object]) -> None:
-    assert len(_resolved(plan).skipped_optional) == 1
+    assert len(_resolved(plan | PAIR).skipped_optional) == 1
 
 
 def test_a_wildcard_over_something_that_is_no_list_is_refused_even_if_optional() -> None:
@@ -110,13 +118,13 @@ def test_a_key_that_names_a_block_is_told_the_layers_inside() -> None:
 
 
 def test_two_keys_that_claim_one_module_are_refused() -> None:
-    assert str(_refused({"blocks.*.mlp.up": "colwise", "blocks.1.mlp.up": "rowwise"})) == (
+    assert str(_refused(PAIR | {"blocks.1.mlp.up": "rowwise"})) == (
         "plan key 'blocks.*.mlp.up' and plan key 'blocks.1.mlp.up' both claim blocks.1.mlp.up; "
         "keep one of them"
     )
 
 
 def test_a_message_says_which_file_a_key_comes_from() -> None:
-    plan = ParallelPlan({"blocks.*.mlp.up": "colwise"}).merge({"head": "colwise"}, source="plan.json")
+    plan = ParallelPlan(PAIR).merge({"head": "colwise"}, source="plan.json")
     with pytest.raises(PlanError, match=r"plan key 'head' \(plan.json\) matches nothing"):
         resolve(MODEL, Layout(), plan=plan)

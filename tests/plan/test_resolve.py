@@ -99,13 +99,15 @@ def test_every_reason_against_a_degree_is_told_with_the_legal_ones() -> None:
 
 def test_without_replicated_heads_there_is_no_word_of_them() -> None:
     with pytest.raises(LayoutError, match=r"use tp=1, 2, 4, 8 or 16$"):
-        resolve(MODEL, Layout(tp=3), plan={"blocks.*.up": "colwise"})
-    attention = skeleton(
-        {"blocks.0.q.weight": (8, 6), "blocks.0.k.weight": (8, 6)},
-        [replace(HEADS, key_value_heads=8, head_dim=1)],
-    )
+        resolve(MODEL, Layout(tp=3), plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})
+    widths: dict[str, tuple[int, ...]] = {"q.weight": (8, 6), "k.weight": (8, 6), "out.weight": (6, 8)}
+    attention = skeleton(blocks(1, widths), [replace(HEADS, key_value_heads=8, head_dim=1)])
     with pytest.raises(LayoutError, match=r"use tp=1, 2, 4 or 8$"):
-        resolve(attention, Layout(tp=3), plan={"blocks.*.q": "colwise", "blocks.*.k": "colwise"})
+        resolve(
+            attention,
+            Layout(tp=3),
+            plan={f"blocks.*.{name}": PLAN.entries[f"blocks.*.{name}"] for name in ("q", "k", "out")},
+        )
 
 
 @pytest.mark.parametrize(
@@ -133,9 +135,9 @@ def test_ulysses_shares_the_heads_that_tp_left_to_a_rank() -> None:
 
 def test_an_attention_split_halfway_is_refused() -> None:
     with pytest.raises(PlanError) as caught:
-        _resolved(2, {"blocks.*.k": None, "blocks.*.out": None})
+        _resolved(2, {"blocks.*.k": None, "blocks.*.v": None})
     assert str(caught.value) == (
-        "blocks.* has q, v split and k, out whole; give each of them a style, or none"
+        "blocks.* has q, out split and k, v whole; give each of them a style, or none"
     )
 
 

@@ -43,17 +43,13 @@ def _attention(**changed: object) -> ResolvedPlan:
 
 
 @pytest.mark.parametrize(
-    ("style", "dims"),
-    [
-        (Colwise(), {"up.weight": 0, "up.bias": 0}),
-        (Rowwise(), {"up.weight": 1}),
-        (PackedColwise([1, 1]), {"up.weight": 0, "up.bias": 0}),
-        (PackedRowwise([1, 1]), {"up.weight": 1}),
-    ],
+    ("up", "down"), [(Colwise(), Rowwise()), (PackedColwise([1, 1]), PackedRowwise([1, 1]))]
 )
-def test_a_style_splits_its_dimension_of_weight_and_bias(style: object, dims: dict[str, int]) -> None:
-    resolved = _resolved(skeleton({"up.weight": (8, 4), "up.bias": (8,)}), {"up": style})
-    assert {name: shard.dim for name, shard in resolved.shards.items()} == dims
+def test_a_style_splits_its_dimension_of_weight_and_bias(up: object, down: object) -> None:
+    model = skeleton({"up.weight": (8, 4), "up.bias": (8,), "down.weight": (4, 8), "down.bias": (4,)})
+    resolved = _resolved(model, {"up": up, "down": down})
+    dims = {name: shard.dim for name, shard in resolved.shards.items()}
+    assert dims == {"up.weight": 0, "up.bias": 0, "down.weight": 1}
 
 
 @pytest.mark.parametrize(
@@ -96,10 +92,12 @@ def test_a_fault_of_every_block_is_told_once() -> None:
 
 
 def test_packed_blocks_come_from_the_style_or_from_the_layer() -> None:
-    model = skeleton({"up.weight": (12, 6)}, blocks={"up": {0: (4, 8), 1: (2, 4)}})
-    assert _resolved(model, {"up": "packed_colwise"}).shards["up.weight"].ranges(1) == ((2, 4), (8, 12))
-    assert _resolved(model, {"up": "packed_rowwise"}).shards["up.weight"].ranges(1) == ((1, 2), (4, 6))
-    assert _resolved(model, {"up": PackedColwise([1, 1])}).shards["up.weight"].ranges(0) == ((0, 3), (6, 9))
+    shapes: dict[str, tuple[int, ...]] = {"up.weight": (12, 6), "down.weight": (6, 12)}
+    model = skeleton(shapes, blocks={"up": {0: (4, 8)}, "down": {1: (4, 8)}})
+    declared = _resolved(model, {"up": "packed_colwise", "down": "packed_rowwise"}).shards
+    assert declared["up.weight"].ranges(1) == declared["down.weight"].ranges(1) == ((2, 4), (8, 12))
+    given = _resolved(skeleton(shapes), {"up": PackedColwise([1, 1]), "down": PackedRowwise([1, 1])}).shards
+    assert given["up.weight"].ranges(0) == given["down.weight"].ranges(0) == ((0, 3), (6, 9))
 
 
 @pytest.mark.parametrize(
@@ -136,13 +134,16 @@ def test_packed_blocks_must_be_given_and_divide_the_layer(style: object, line: s
     ],
 )
 def test_a_layer_that_says_it_is_fused_is_split_in_its_parts(style: object, line: str) -> None:
+    model = skeleton({"up.weight": (12, 6), "down.weight": (6, 12)}, blocks={"up": {0: (4, 8)}})
     with pytest.raises(PlanError) as caught:
-        _resolved(skeleton({"up.weight": (12, 6)}, blocks={"up": {0: (4, 8)}}), {"up": style})
+        _resolved(model, {"up": style, "down": PackedRowwise([4, 8])})
     assert str(caught.value).startswith(line)
-    assert (
-        "up.weight"
-        in _resolved(skeleton({"up.weight": (12, 6)}, blocks={"up": {0: (4, 8)}}), {"up": "rowwise"}).shards
-    )
+
+
+def test_a_layer_with_fused_outputs_has_inputs_of_one_part() -> None:
+    shapes: dict[str, tuple[int, ...]] = {"up.weight": (6, 3), "out.weight": (12, 6)}
+    resolved = _resolved(skeleton(shapes, blocks={"out": {0: (4, 8)}}), {"up": "colwise", "out": "rowwise"})
+    assert resolved.shards["out.weight"].ranges(1) == ((3, 6),)
 
 
 @pytest.mark.parametrize("style", ["colwise", PackedColwise([1, 1])])

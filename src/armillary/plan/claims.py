@@ -86,6 +86,25 @@ def _styles(
     return styles
 
 
+def intended_styles(skeleton: Skeleton, plan: ParallelPlan, claims: Claims) -> dict[str, Style]:
+    """Module path -> style, as if keys with one slip had been written rightly.
+
+    With it a slip is told as that alone, and not also as the layers that it leaves without a partner.
+    """
+    styles = dict(claims.styles)
+    for key, entry in plan:
+        rights = [] if claims.matches[key].paths else _one_slip_away(key, skeleton)
+        if len(rights) == 1:
+            for path in match_key(rights[0], skeleton.tree).paths:
+                if path in skeleton.modules:
+                    styles.setdefault(path, entry.style if isinstance(entry, Optional) else entry)
+    return styles
+
+
+def _one_slip_away(key: str, skeleton: Skeleton) -> list[str]:
+    return [right for right in mended(key, skeleton.tree) if one_slip(key, right)]
+
+
 def _slips(
     skeleton: Skeleton, plan: ParallelPlan, matches: Mapping[str, Match], styles: Mapping[str, Style]
 ) -> Iterator[Problem]:
@@ -93,10 +112,10 @@ def _slips(
     for key, entry in plan:
         if not isinstance(entry, Optional) or matches[key].paths:
             continue
-        for right in mended(key, skeleton.tree):
+        for right in _one_slip_away(key, skeleton):
             paths = match_key(right, skeleton.tree).paths
             kinds = {p.kind for path in paths for p in skeleton.modules.get(path, {}).values()}
-            if one_slip(key, right) and kinds & {*entry.style.kinds} and styles.keys().isdisjoint(paths):
+            if kinds & {*entry.style.kinds} and styles.keys().isdisjoint(paths):
                 yield Problem(
                     "optional-slip",
                     f"{plan.label(key)} matches nothing, and no key claims {right}",

@@ -132,6 +132,20 @@ def pattern_of(path: str) -> str:
     return ".".join("*" if segment.isdigit() else segment for segment in path.split("."))
 
 
+def key_of(path: str, tree: Tree) -> str:
+    """The plan key that finds a module in every block: `*` for a block's number, not for a layer's.
+
+    `blocks.3.ff.net.0.proj` is `blocks.*.ff.net.0.proj`: `net` is no list of blocks, its members differ.
+    """
+    segments: list[str] = []
+    node = tree
+    for segment in path.split("."):
+        is_block = segment.isdigit() and all(child for child in node.values())
+        segments.append("*" if is_block else segment)
+        node = node.get(segment, {})
+    return ".".join(segments)
+
+
 def _walk(
     segments: Sequence[str], node: Tree, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, Tree | None]]:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from math import gcd
 from types import MappingProxyType
 
-from armillary.errors import LayoutError, PlanError, Problem, list_choices
+from armillary.errors import LayoutError, PlanError, Problem, Refusals, list_choices
 from armillary.layout import Layout
-from armillary.plan.claims import claim_modules
+from armillary.plan.claims import claim_modules, intended_styles
 from armillary.plan.explain import Match, match_key, pattern_of
+from armillary.plan.pairing import pairing_problems
 from armillary.plan.plan import ParallelPlan
+from armillary.plan.projections import projection_problems
 from armillary.plan.ranges import Segment, Shard, cut
 from armillary.plan.segments import Cut, head_segment, segments_of_all
 from armillary.plan.skeleton import HeadGroup, Skeleton
@@ -83,19 +85,24 @@ def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Reso
     """Decide what every rank holds. `armillary.resolve` finds skeleton and plan, then calls this.
 
     Raises `PlanError` when the plan does not describe the model, `LayoutError` when the model cannot
-    be split over `layout.tp` ranks; each with every problem and, for a degree, the legal ones.
+    be split over `layout.tp` ranks, `ArmillaryError` when both are so; with every problem and, for a degree,
+    the legal ones.
     """
     problems: list[Problem] = []
     claims = claim_modules(skeleton, plan, problems)
     styles = claims.styles
     groups = _attention_modules(skeleton)
     cuts = segments_of_all(skeleton, styles, groups, problems)
-    problems.extend(_half_split(skeleton, styles, groups))
-    if problems:
-        raise PlanError(problems)
-    _refuse_degree(cuts, layout.tp, skeleton.model_class)
+    intended = intended_styles(skeleton, plan, claims)
+    problems.extend(_half_split(skeleton, intended, groups))
+    problems.extend(projection_problems(skeleton, intended, groups))
+    problems.extend(pairing_problems(skeleton, intended, cuts, claims.matches))
+    refusals = Refusals()
+    refusals.add(PlanError, problems)
+    refusals.add(LayoutError, _degree_problems(cuts, layout.tp, skeleton.model_class))
+    refusals.add(LayoutError, _ulysses_problems(groups, intended, layout, skeleton.model_class))
+    refusals.raise_if_any()
     heads = _local_heads(groups, styles, layout.tp)
-    _refuse_ulysses(heads, layout, skeleton.model_class)
     shards = _cut_all(cuts, layout.tp) if layout.tp > 1 else {}
     return ResolvedPlan(
         layout=layout,
@@ -136,24 +143,25 @@ def _half_split(
     yield from faults.values()
 
 
-def _refuse_degree(cuts: Mapping[str, Cut], tp: int, model_class: str) -> None:
-    """Refuse a tp degree that some segment does not allow, once per rule and values."""
+def _degree_problems(cuts: Mapping[str, Cut], tp: int, model_class: str) -> list[Problem]:
+    """What is wrong with a tp degree that some segment does not allow, once per rule and values."""
     reasons: dict[Segment, str] = {}
     for name, (_, segments) in cuts.items():
         for segment in segments:
             if segment not in reasons:
                 reasons[segment] = name
     broken = [segment for segment in reasons if not segment.allows(tp)]
-    if not broken:
-        return
-    legal = legal_degrees(reasons)
+    legal = legal_degrees(reasons) if broken else []
     above = min((s.units for s in reasons if s.copies), default=0)
-    note = f" (K/V heads are replicated above {above})" if 0 < above < max(legal) else ""
-    fix = f"use tp={list_choices(legal)}{note}"
-    raise LayoutError(
-        Problem("tp-divides", _why(segment, pattern_of(reasons[segment]), tp, model_class), fix)
+    note = f" (K/V heads are replicated above {above})" if broken and 0 < above < max(legal) else ""
+    return [
+        Problem(
+            "tp-divides",
+            _why(segment, pattern_of(reasons[segment]), tp, model_class),
+            f"use tp={list_choices(legal)}{note}",
+        )
         for segment in broken
-    )
+    ]
 
 
 def _why(segment: Segment, pattern: str, tp: int, model_class: str) -> str:
@@ -175,24 +183,35 @@ def legal_degrees(segments: Mapping[Segment, object]) -> list[int]:
     return [tp for tp in range(1, limit + 1) if all(segment.allows(tp) for segment in segments)]
 
 
-def _refuse_ulysses(heads: Mapping[str, LocalHeads], layout: Layout, model_class: str) -> None:
-    """Refuse a Ulysses degree that the heads of one tp rank cannot be exchanged over."""
-    counts = {(local.local_query, local.local_key_value) for local in heads.values()}
-    problems = []
-    for query, key_value in sorted(counts):
-        exchanged = {Segment(units=query): None, Segment(units=key_value, copies=True): None}
-        if all(segment.allows(layout.ulysses) for segment in exchanged):
-            continue
-        problems.append(
-            Problem(
-                "ulysses-divides",
-                f"ulysses={layout.ulysses} cannot share the {query} query and {key_value} K/V heads that "
-                f"a rank of {model_class} has at tp={layout.tp}",
-                f"use ulysses={list_choices(legal_degrees(exchanged))}, or gather, which has no such rule",
-            )
+def _ulysses_problems(
+    groups: Mapping[str, HeadGroup], styles: Mapping[str, Style], layout: Layout, model_class: str
+) -> list[Problem]:
+    """What is wrong with a Ulysses degree that the heads of one tp rank cannot be exchanged over.
+
+    Where tp does not share the heads out, a Ulysses degree that the whole heads do not allow is told too.
+    """
+    exchanged: dict[tuple[Segment, Segment], int] = {}
+    for path, group in groups.items():
+        tp = layout.tp if _is_split(path, group, styles) else 1
+        heads = head_segment(group, "query"), head_segment(group, "key_value")
+        shared = tp if all(segment.allows(tp) for segment in heads) else 1
+        query, key_value = (segment.count(shared) for segment in heads)
+        exchanged[Segment(units=query), Segment(units=key_value, copies=True)] = shared
+    return [
+        Problem(
+            "ulysses-divides",
+            f"ulysses={layout.ulysses} cannot share the {query.units} query and {key_value.units} K/V heads "
+            f"that a rank of {model_class} has at tp={tp}",
+            f"use ulysses={list_choices(legal_degrees(dict.fromkeys([query, key_value])))}, "
+            "or gather, which has no such rule",
         )
-    if problems:
-        raise LayoutError(problems)
+        for (query, key_value), tp in sorted(exchanged.items(), key=str)
+        if not (query.allows(layout.ulysses) and key_value.allows(layout.ulysses))
+    ]
+
+
+def _is_split(path: str, group: HeadGroup, styles: Mapping[str, Style]) -> bool:
+    return any(f"{path}.{child}" in styles for child in group.projections)
 
 
 def _cut_all(cuts: Mapping[str, Cut], tp: int) -> dict[str, Shard]:
@@ -211,7 +230,7 @@ def _local_heads(
 ) -> dict[str, LocalHeads]:
     heads = {}
     for path, group in groups.items():
-        degree = tp if any(f"{path}.{child}" in styles for child in group.projections) else 1
+        degree = tp if _is_split(path, group, styles) else 1
         heads[path] = LocalHeads(
             full_query=group.query_heads,
             full_key_value=group.key_value_heads,
