@@ -59,6 +59,12 @@ if TYPE_CHECKING:
         Rowwise as Rowwise,
         VocabSplit as VocabSplit,
     )
+    from armillary.proof.report import (
+        VerifyReport as VerifyReport,
+    )
+    from armillary.proof.verify import (
+        verify as verify,
+    )
     from armillary.residency import (
         Residency as Residency,
     )
@@ -83,6 +89,7 @@ _HOME = {
     "ResolvedPlan": "armillary.plan.resolve",
     "Rowwise": "armillary.plan.styles",
     "Skeleton": "armillary.plan.skeleton",
+    "VerifyReport": "armillary.proof.report",
     "VocabSplit": "armillary.plan.styles",
     "generate": "armillary.engine.generate",
     "load": "armillary.parallel.load",
@@ -90,6 +97,7 @@ _HOME = {
     "plan_for": "armillary.models.registry",
     "resolve": "armillary.models.registry",
     "save": "armillary.parallel.save",
+    "verify": "armillary.proof.verify",
 }
 
 __all__ = sorted(_HOME)

@@ -1,0 +1,203 @@
+"""Everything about a proof that can be refused before a weight is read or a process is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from armillary.checkpoint.index import CheckpointIndex, read_object
+from armillary.checkpoint.locate import is_here, locate, locate_configs
+from armillary.engine.abilities import MODEL_CLASS, abilities
+from armillary.engine.launch import rank_problems
+from armillary.engine.prepare import DTYPES, Job, main_dtype, prepare as prepare_generation
+from armillary.engine.torchrun import joined_group
+from armillary.errors import LayoutError, Problem, Refusals, RequestError, list_choices
+from armillary.layout import Layout
+from armillary.models.described import DescribedCheckpoint, as_loaded, class_named_in, hold_against
+from armillary.models.registry import family_of, resolve, skeleton_for, skeleton_of
+from armillary.parallel.degrees import refuse_context
+from armillary.plan.plan import ParallelPlan
+from armillary.plan.resolve import ResolvedPlan
+from armillary.plan.styles import PackedRowwise, Rowwise
+from armillary.proof.case import Case
+from armillary.proof.cut import depths
+from armillary.proof.memory import fits
+from armillary.residency import Residency
+
+DEFAULTS: Mapping[str, Any] = {
+    "prompt": "a robot arm pours tea beside a window",
+    "size": "160x96",
+    "num_frames": 9,
+    "num_inference_steps": 4,
+    "guidance_interval": "none",
+    "seed": 0,
+}
+"""What is generated: small, with odd numbers of rows and columns of tokens; guidance as published."""
+_FIXED = ("num_frames", "num_inference_steps", "guidance_interval")
+"""Not for a distilled checkpoint, whose steps are fixed and which makes one picture."""
+_SPLIT_INPUTS = (Rowwise, PackedRowwise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The arguments of `verify` besides checkpoint and layout."""
+
+    request: Mapping[str, Any]
+    dtype: str | None = None
+    residency: Residency | Mapping[str, Any] | None = None
+    plan: ParallelPlan | Mapping[str, object] | None = None
+    overrides: Mapping[str, object] | None = None
+    layers: int | None = None
+    inputs: str | None = None
+    after_load: str | None = None
+
+
+def prepare(
+    checkpoint: str | Path, layout: Layout | Mapping[str, int], asked: Asked
+) -> tuple[Case, ResolvedPlan]:
+    """Check a proof against configs and headers, and say what both sides are to compute.
+
+    Raises:
+        ArmillaryError: what cannot be, with every problem of a kind at once.
+    """
+    _refuse_torchrun()
+    pipeline, folder = _find(checkpoint)
+    job = _generation(pipeline, layout, asked) if pipeline else None
+    degrees = job.layout if job else _degrees(layout)
+    residency = job.residency if job else _residency(asked.residency)
+    case = Case(
+        folder=folder,
+        pipeline=pipeline,
+        request=job.request.to_json() if job else None,
+        layout=degrees,
+        dtype="",
+        yardstick=None,
+        residency=residency,
+        plan=_as_json(asked.plan),
+        overrides=asked.overrides,
+        layers=asked.layers,
+        inputs=asked.inputs,
+        after_load=asked.after_load,
+        calls=_calls(job) if job else 1,
+    )
+    return _complete(case, asked.dtype)
+
+
+def _refuse_torchrun() -> None:
+    if joined_group() is not None:
+        what = "a proof starts its own ranks, and this process is one of torchrun's or of a process group"
+        raise RequestError(Problem("own-ranks", what, "start it as an ordinary process, on one machine"))
+
+
+def _find(checkpoint: str | Path) -> tuple[Path | None, Path]:
+    """The pipeline's folder, where there is a pipeline that can be run, and the model's own."""
+    configs = Path(checkpoint).expanduser() if is_here(checkpoint) else locate_configs(str(checkpoint))
+    subfolder = "transformer" if (configs / "transformer" / "config.json").is_file() else None
+    folder = locate(checkpoint, subfolder)
+    if subfolder is None or not _is_run(folder):
+        return None, folder
+    return locate(checkpoint, whole=True), folder
+
+
+def _is_run(transformer: Path) -> bool:
+    """Whether a transformer is of the class whose pipeline is run."""
+    return class_named_in(read_object(transformer / "config.json"), transformer) == MODEL_CLASS
+
+
+def _generation(pipeline: Path, layout: Layout | Mapping[str, int], asked: Asked) -> Job:
+    """A short generation, with sound where the checkpoint makes some."""
+    able = abilities(pipeline)
+    fields = {**DEFAULTS, **asked.request}
+    if "seconds" in asked.request and "num_frames" not in asked.request:
+        del fields["num_frames"]
+    if able.distilled:
+        fields = {key: value for key, value in fields.items() if key in asked.request or key not in _FIXED}
+        fields.setdefault("num_frames", 1)
+    elif fields.get("num_frames") != 1 and fields.get("mode") != "text-to-image" and not able.edge:
+        fields.setdefault("sound", able.sound)
+    if fields.get("guidance_interval", "none") != "none":
+        what = "diffusers' own pipeline, which is the truth here, knows no guidance_interval"
+        raise RequestError(Problem("guidance-interval", what, "leave it out"))
+    return prepare_generation(
+        fields, pipeline, layout, dtype=asked.dtype, residency=asked.residency, here=True
+    )
+
+
+def _calls(job: Job) -> int:
+    """How often one process calls the model: at every step for each branch of guidance."""
+    return job.request.num_inference_steps * (1 if job.request.guidance_scale == 1.0 else 2)
+
+
+def _degrees(layout: Layout | Mapping[str, int]) -> Layout:
+    if isinstance(layout, Layout):
+        return layout
+    if unknown := [axis for axis in layout if axis not in Layout.AXES]:
+        fix = f"use {list_choices(Layout.AXES)}"
+        raise LayoutError(Problem("unknown-key", f"{axis!r} is no axis", fix) for axis in unknown)
+    return Layout(**layout)
+
+
+def _residency(residency: Residency | Mapping[str, Any] | None) -> Residency:
+    return residency if isinstance(residency, Residency) else Residency(**(residency or {}))
+
+
+def _complete(case: Case, dtype: str | None) -> tuple[Case, ResolvedPlan]:
+    """The case with its dtypes, after the plan was held against the model and the memory against both."""
+    index = case.index()
+    stored = _described(index, None)
+    dtype = dtype or main_dtype(stored)
+    refusals = Refusals()
+    if dtype not in DTYPES:
+        what = f"a proof cannot be computed in {dtype}"
+        refusals.add(RequestError, [Problem("dtype", what, f"use {list_choices(DTYPES)}")])
+        dtype = "float32"
+    skeleton = _described(index, dtype).skeleton
+    with refusals.collect():
+        refuse_context(case.layout, stored.model_class, case.request is not None, case.residency)
+    refusals.add(LayoutError, rank_problems(case.layout.world_size) if case.request is None else [])
+    refusals.add(RequestError, _function_problems(case, stored.model_class))
+    with refusals.collect():
+        resolved = resolve(skeleton, case.layout, plan=case.plan, overrides=case.overrides)
+        inputs = [path for path, style in resolved.styles.items() if isinstance(style, _SPLIT_INPUTS)]
+        exact, problems = fits(resolved, case.layout, has_blocks=bool(depths(index)))
+        refusals.add(LayoutError, problems)
+    refusals.raise_if_any()
+    yardstick = dtype if dtype != "float32" else "float64" if exact else None
+    return replace(case, dtype=dtype, yardstick=yardstick, inputs_of=tuple(inputs)), resolved
+
+
+def _function_problems(case: Case, model_class: str) -> Iterator[Problem]:
+    for name, value in (("inputs", case.inputs), ("after_load", case.after_load)):
+        if value is not None and value.count(":") != 1:
+            what = f"{name}={value!r} names no function"
+            yield Problem("function", what, 'write "package.module:function"')
+    if case.inputs is not None and case.request is not None:
+        what = f"inputs={case.inputs!r} would not be used: the pipeline makes the inputs of {model_class}"
+        yield Problem("inputs", what, "leave it out, or name the transformer's own folder")
+    elif case.inputs is None and case.request is None and not family_of(model_class):
+        what = f"Armillary has no inputs for a forward of {model_class}"
+        yield Problem("inputs", what, "give inputs=, a function that makes its keyword arguments")
+
+
+def _described(index: CheckpointIndex, dtype: str | None) -> DescribedCheckpoint:
+    """The model of an index as it will be loaded; a class without a family is built on meta."""
+    name = class_named_in(index.config, index.folder)
+    family = family_of(name)
+    if family:
+        skeleton, kept = skeleton_for(name, index.config), family.FP32_MODULES
+    else:
+        from armillary.parallel.load import build_on_meta
+
+        model = build_on_meta(index)
+        skeleton, kept = skeleton_of(model), getattr(model, "_keep_in_fp32_modules", None) or ()
+    hold_against(index, skeleton)
+    return DescribedCheckpoint(name, index, as_loaded(skeleton, index, dtype, kept))
+
+
+def _as_json(plan: ParallelPlan | Mapping[str, object] | None) -> Mapping[str, Any] | None:
+    """A plan as the ranks are told it."""
+    if plan is None:
+        return None
+    return (plan if isinstance(plan, ParallelPlan) else ParallelPlan(plan)).to_json()
