@@ -21,11 +21,13 @@ def _sources(*prefixes: str) -> list[str]:
 
 HEAVY = ("torch", "diffusers", "transformers")
 PURE = _sources("errors.py", "layout.py", "plan/", "checkpoint/slices.py")
+HEAVY_MODELS = ("models/meta.py", "models/noise.py")
 # These answer at once, so the heavy imports they need stand inside functions.
 LIGHT = [
     *PURE,
     *_sources("__init__.py", "cli/", "checkpoint/index.py", "engine/request.py"),
-    *_sources("models/__init__.py", "models/registry.py", "models/cosmos3/__init__.py"),
+    *(name for name in _sources("models/") if name.count("/") == 1 and name not in HEAVY_MODELS),
+    *_sources("models/cosmos3/__init__.py"),
 ]
 COLLECTIVES = {
     "all_gather",

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from armillary import CheckpointError
 from armillary.models.cosmos3.tiny import TinyOptions, tiny_config
 from armillary.models.cosmos3.tiny.parts import write_transformer
-from armillary.models.described import class_named_in, describe, loaded_dtype
+from armillary.models.described import class_named_in, describe, kind_of, loaded_dtype
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 OPTIONS = TinyOptions(layers=1, sound=False, action=False, dtype="bfloat16")
@@ -83,12 +83,35 @@ def test_a_config_without_a_class_is_refused(config: dict[str, Any]) -> None:
         class_named_in(config, Path("here"))
 
 
-def test_an_unknown_class_is_refused_with_the_file_and_the_known_ones(folder: Path) -> None:
+def test_a_class_that_is_not_written_down_is_described_by_what_is_stored(folder: Path) -> None:
+    known = describe(folder).skeleton
     _configure(folder, _class_name="Stranger")
-    assert str(_refused(folder)) == (
-        f"{folder / 'config.json'}: Stranger is not a model class Armillary knows; "
-        "known classes: Cosmos3OmniTransformer"
-    )
+    found = describe(folder)
+    assert found.model_class == "Stranger"
+    assert {n: (p.shape, p.kind) for n, p in found.skeleton.parameters.items()} == {
+        n: (p.shape, p.kind) for n, p in known.parameters.items()
+    }
+    assert found.skeleton.heads == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "kind"),
+    [
+        ("proj.weight", {"weight": (4, 2)}, "linear"),
+        ("proj.bias", {"weight": (4, 2), "bias": (4,)}, "linear"),
+        ("norm.weight", {"weight": (4,)}, "norm"),
+        ("norm.bias", {"weight": (4,), "bias": (4,)}, "norm"),
+        ("embed_tokens.weight", {"weight": (4, 2)}, "embedding"),
+        ("patch_embedding.weight", {"weight": (4, 2, 1, 2, 2)}, "other"),
+        ("scale_shift_table", {}, "other"),
+        ("blocks.0.scale_shift_table", {}, "other"),
+        ("rotation.bias", {"bias": (4,)}, "other"),
+    ],
+)
+def test_the_kind_of_a_module_by_what_is_stored(
+    name: str, shapes: dict[str, tuple[int, ...]], kind: str
+) -> None:
+    assert kind_of(name, shapes) == kind
 
 
 def test_values_that_no_model_can_have_are_refused_with_the_file(folder: Path) -> None:

@@ -74,19 +74,19 @@ def test_a_class_that_carries_a_plan_is_understood_as_it_is() -> None:
 @pytest.mark.parametrize("model", ["Stranger", Stranger, Stranger(2, 2)])
 def test_a_class_without_a_plan_is_refused_with_the_known_ones(model: object) -> None:
     with pytest.raises(
-        PlanError, match=rf"Stranger has no registered plan; pass plan=.* registered: {COSMOS3}"
+        PlanError, match=rf"Stranger has no registered plan; pass plan=.* registered: .*{COSMOS3}"
     ):
         plan_for(model)
 
 
 def test_known_classes_are_those_with_a_plan() -> None:
-    assert known_classes() == [COSMOS3]
+    assert {COSMOS3, "FluxTransformer2DModel", "WanTransformer3DModel"} < set(known_classes())
 
 
 @pytest.mark.parametrize("name", DIFFUSERS)
 def test_the_plans_of_diffusers_split_what_diffusers_splits(name: str) -> None:
     model = _on_meta(name, **DIFFUSERS[name])
-    resolved = resolve(model, Layout(tp=2))
+    resolved = resolve(model, Layout(tp=2), plan=ParallelPlan(model._tp_plan))
     theirs = {n: s for n, s in resolve_tp_shard_specs(model, model._tp_plan, 2).items() if s.dim is not None}
     assert set(resolved.shards) == set(theirs)
     for parameter, spec in theirs.items():
@@ -114,7 +114,7 @@ def test_a_config_is_enough_for_a_skeleton() -> None:
 
 def test_an_unknown_class_has_no_skeleton() -> None:
     with pytest.raises(
-        PlanError, match=f"Stranger is not a model class Armillary knows; known classes: {COSMOS3}"
+        PlanError, match=f"Stranger is not a model class Armillary knows; known classes: .*{COSMOS3}"
     ):
         skeleton_for("Stranger", {})
 

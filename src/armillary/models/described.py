@@ -1,22 +1,27 @@
-"""A checkpoint folder held against the model class that its config names. Headers only, no torch."""
+"""A checkpoint folder held against the model class that its config names. Headers only, no torch.
+
+Where a family writes its parameters down, they are compared with what is stored. For the other classes
+what is stored is taken as it is: `load` compares it with the class itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from armillary.checkpoint.dtypes import BY_NAME, DTYPES, DType
+from armillary.checkpoint.header import TensorEntry
 from armillary.checkpoint.index import CheckpointIndex, compare, read_index
 from armillary.errors import ArmillaryError, CheckpointError, Problem
-from armillary.models.registry import family_of, held_dtype, skeleton_for
-from armillary.plan.skeleton import Skeleton
+from armillary.models.registry import family_of, held_dtype, skeleton_for, with_facts
+from armillary.plan.skeleton import Parameter, Skeleton
 
 
 @dataclass(frozen=True)
 class DescribedCheckpoint:
-    """A checkpoint whose tensors are exactly those of its model class."""
+    """A checkpoint, and the skeleton that its tensors and its config are."""
 
     model_class: str
     index: CheckpointIndex
@@ -42,27 +47,69 @@ def class_named_in(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def describe(folder: Path, *, dtype: str | None = None) -> DescribedCheckpoint:
-    """Read the headers of `folder` and hold them against the registered class of its config.
+    """Read the headers of `folder`, held against the class of its config where that is written down.
 
     Args:
         folder: the folder with `config.json` and the safetensors files.
         dtype: torch's name of the dtype a load would ask for; None keeps what is stored.
 
     Raises:
-        CheckpointError: not a checkpoint, an unknown class, or tensors that are missing, extra or
+        CheckpointError: not a checkpoint, no model class, or tensors that are missing, extra or
             mis-shaped; all of them.
     """
     index = read_index(folder)
     model_class = class_named_in(index.config, folder)
-    skeleton = _configured(model_class, index)
-    hold_against(index, skeleton)
     family = family_of(model_class)
-    assert family is not None, "only a registered class has a skeleton"
-    return DescribedCheckpoint(model_class, index, as_loaded(skeleton, index, dtype, family.FP32_MODULES))
+    if family and hasattr(family, "parameters"):
+        skeleton = _configured(model_class, index)
+        hold_against(index, skeleton)
+    else:
+        skeleton = skeleton_of_headers(model_class, index)
+    kept = family.FP32_MODULES if family else ()
+    return DescribedCheckpoint(model_class, index, as_loaded(skeleton, index, dtype, kept))
+
+
+def skeleton_of_headers(model_class: str, index: CheckpointIndex) -> Skeleton:
+    """The skeleton that the stored tensors and the config are; kinds follow from names and ranks."""
+    config = {key: value for key, value in index.config.items() if not key.startswith("_")}
+    parameters = {}
+    for name, entry in index.tensors.items():
+        stored = DTYPES[entry.dtype]
+        kind = kind_of(name, {leaf: e.shape for leaf, e in _siblings(name, index)})
+        parameters[name] = Parameter(entry.shape, stored.name, stored.itemsize, kind)
+    skeleton = Skeleton(model_class=model_class, config=config, parameters=parameters)
+    family = family_of(model_class)
+    return with_facts(skeleton, family) if family else skeleton
+
+
+def _siblings(name: str, index: CheckpointIndex) -> Iterator[tuple[str, TensorEntry]]:
+    """The weight and bias of the module that owns a tensor."""
+    owner = name.rpartition(".")[0]
+    for leaf in ("weight", "bias"):
+        if entry := index.tensors.get(f"{owner}.{leaf}"):
+            yield leaf, entry
+
+
+_EMBEDDINGS = ("embed", "embedding", "embeddings", "embed_tokens", "word_embeddings", "embedding_table")
+
+
+def kind_of(name: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The kind of the module that owns parameter `name`, by what is stored of it.
+
+    Args:
+        shapes: of the module's "weight" and "bias", where they are stored.
+    """
+    *path, leaf = name.split(".")
+    rank = len(shapes.get("weight", ()))
+    if leaf not in ("weight", "bias") or rank not in (1, 2):
+        return "other"  # a table of the model's own, a convolution
+    if rank == 1:
+        return "norm"
+    return "embedding" if path and path[-1] in _EMBEDDINGS and "bias" not in shapes else "linear"
 
 
 def _configured(model_class: str, index: CheckpointIndex) -> Skeleton:
-    """The skeleton of the checkpoint's config; an unknown class or impossible value names the file."""
+    """The skeleton of the checkpoint's config; an impossible value names the file."""
     try:
         return skeleton_for(model_class, index.config)
     except ArmillaryError as error:

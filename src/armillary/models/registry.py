@@ -1,58 +1,31 @@
 """The registry: model class -> family, and from there its plan, its skeleton and what they resolve to.
 
-A family is a module with the same names: `PLAN`, `heads(config)`, `parameters(config)`, `DEFAULTS` (what
-the class assumes where a config is silent), `config_problems(config)` and `FP32_MODULES`; with `CONTEXT`
-also `reuse_prompts(model, mesh)`. Its functions take complete configs.
+A family is a module with the names of `Family`, one module for each model class. Its functions take complete
+configs.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, cast
 
 from armillary.checkpoint.dtypes import BY_NAME, DType
 from armillary.errors import CheckpointError, PlanError, Problem, Refusals, list_choices
 from armillary.layout import Layout
+from armillary.models.family import Family
+from armillary.plan.explain import match_key
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan, resolve_plan
-from armillary.plan.skeleton import HeadGroup, Parameter, Skeleton
-from armillary.residency import Elsewhere, Residency
+from armillary.plan.skeleton import Parameter, Skeleton
 
-_FAMILIES = {"Cosmos3OmniTransformer": "armillary.models.cosmos3"}
-
-
-class Family(Protocol):
-    """What a family module offers."""
-
-    PLAN: ParallelPlan
-    DEFAULTS: Mapping[str, Any]
-    FP32_MODULES: tuple[str, ...]
-    CONTEXT: bool
-    """Whether `moved` and `reuse_prompts` are there: prompts computed once, context axes, residency."""
-    UNUSED_BY_GENERATION: tuple[str, ...]
-    """Modules that no generation calls."""
-
-    def heads(self, config: Mapping[str, Any]) -> tuple[HeadGroup, ...]:
-        """Head facts of a config."""
-        ...
-
-    def parameters(self, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...], str]]:
-        """(name, shape, kind) of every parameter of a config."""
-        ...
-
-    def config_problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
-        """What no model of the family can have."""
-        ...
-
-    def moved(self, names: Iterable[str], residency: Residency) -> Mapping[str, Elsewhere]:
-        """The parameters that do not live on the device, and where they live."""
-        ...
-
-    def reuse_prompts(self, model: Any, mesh: Any, weights: Any) -> Callable[[], None]:
-        """Make a loaded model compute each prompt once, the rest over the mesh's context axes, with the
-        weights that live elsewhere (None: none do). Returns what takes it back."""
-        ...
+_FAMILIES = {
+    "Cosmos3OmniTransformer": "cosmos3",
+    "FluxTransformer2DModel": "flux",
+    "WanTransformer3DModel": "wan",
+    "WanVACETransformer3DModel": "wan_vace",
+}
 
 
 def known_classes() -> list[str]:
@@ -67,21 +40,29 @@ def family_of(model: object) -> Family | None:
     """
     names = [model] if isinstance(model, str) else [base.__name__ for base in _class_of(model).__mro__]
     home = next((_FAMILIES[name] for name in names if name in _FAMILIES), None)
-    return cast(Family, importlib.import_module(home)) if home else None
+    return cast(Family, importlib.import_module(f"armillary.models.{home}")) if home else None
+
+
+def families() -> dict[str, Family]:
+    """Every registered family by the name of its model class."""
+    return {name: cast(Family, family_of(name)) for name in known_classes()}
 
 
 def plan_for(model: object) -> ParallelPlan:
     """The plan for a model, a model class or a class name.
 
-    A class of its own that carries `_tp_plan` (as diffusers' classes do) is understood as it is.
+    A class of its own that carries `_tp_plan` (as diffusers' classes do) is understood as it is, and where
+    a class declares `_cp_plan`, that is the context plan.
+
     Raises `PlanError` naming the known classes when there is none.
     """
-    if family := family_of(model):
-        return family.PLAN
     cls = _class_of(model)
+    context = getattr(cls, "_cp_plan", None)
+    if family := family_of(model):
+        return family.PLAN.with_context(context) if context else family.PLAN
     name = model if isinstance(model, str) else cls.__name__
     if declared := getattr(cls, "_tp_plan", None):
-        return ParallelPlan(declared, getattr(cls, "_cp_plan", None), source=f"{name}._tp_plan")
+        return ParallelPlan(declared, context, source=f"{name}._tp_plan")
     raise PlanError(
         Problem(
             "no-plan",
@@ -93,6 +74,8 @@ def plan_for(model: object) -> ParallelPlan:
 
 def skeleton_for(model_class: str, config: Mapping[str, Any], dtype: str = "float32") -> Skeleton:
     """A skeleton from a config alone: every parameter in `dtype`, fp32-kept modules in float32.
+
+    Where a family does not write its parameters down, its class is built on meta, which imports diffusers.
 
     Raises:
         PlanError: a class that is not registered.
@@ -107,7 +90,11 @@ def skeleton_for(model_class: str, config: Mapping[str, Any], dtype: str = "floa
                 f"known classes: {list_choices(known_classes())}",
             )
         )
-    full = {**family.DEFAULTS, **{key: value for key, value in config.items() if not key.startswith("_")}}
+    if not hasattr(family, "parameters"):
+        from armillary.models.meta import skeleton_on_meta
+
+        return skeleton_on_meta(model_class, config, dtype)
+    full = complete(family, config)
     if problems := list(family.config_problems(full)):
         raise CheckpointError(problems)
     parameters = {}
@@ -115,6 +102,11 @@ def skeleton_for(model_class: str, config: Mapping[str, Any], dtype: str = "floa
         held = held_dtype(name, BY_NAME[dtype], family.FP32_MODULES)
         parameters[name] = Parameter(shape=shape, dtype=held.name, itemsize=held.itemsize, kind=kind)
     return Skeleton(model_class=model_class, config=full, parameters=parameters, heads=family.heads(full))
+
+
+def complete(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with what its class assumes where it is silent."""
+    return {**family.DEFAULTS, **{key: value for key, value in config.items() if not key.startswith("_")}}
 
 
 def held_dtype(name: str, dtype: DType, fp32_modules: Collection[str]) -> DType:
@@ -128,8 +120,17 @@ def held_dtype(name: str, dtype: DType, fp32_modules: Collection[str]) -> DType:
 
 def skeleton_of(model: Any) -> Skeleton:
     """The skeleton of a live or meta model, with the head facts of its family."""
+    skeleton = Skeleton.of_model(model)
     family = family_of(model)
-    return Skeleton.of_model(model, family.heads(model.config) if family else ())
+    return with_facts(skeleton, family) if family else skeleton
+
+
+def with_facts(skeleton: Skeleton, family: Family) -> Skeleton:
+    """A skeleton with what its family knows from the config: head counts, and the parts of fused layers."""
+    config = complete(family, skeleton.config)
+    fused = family.fused(config) if hasattr(family, "fused") else {}
+    blocks = {path: parts for key, parts in fused.items() for path in match_key(key, skeleton.tree).paths}
+    return replace(skeleton, heads=family.heads(config), blocks={**skeleton.blocks, **blocks})
 
 
 def resolve(

@@ -109,7 +109,7 @@ def _refuse_impossible(index: CheckpointIndex, dtype: object) -> None:
     refusals = Refusals()
     with refusals.collect():
         name = class_named_in(index.config, index.folder)
-        if family_of(name):
+        if hasattr(family_of(name), "parameters"):
             skeleton_for(name, index.config)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         problem = Problem(

@@ -63,6 +63,10 @@ class ParallelPlan:
         merged = {key: entry for key, entry in {**self.entries, **added}.items() if key not in removed}
         return ParallelPlan(merged, self.context, sources={**self.sources, **dict.fromkeys(added, source)})
 
+    def with_context(self, context: Mapping[str, Any]) -> ParallelPlan:
+        """The same entries with this context plan."""
+        return ParallelPlan(self.entries, context, sources=self.sources)
+
     def label(self, key: str) -> str:
         """How messages name a key of this plan."""
         return _label(key, self.sources[key])
