@@ -47,6 +47,16 @@ def request_of(folder: Path, name: str) -> CompleteRequest:
     return complete(GenerationRequest.parse(fields), abilities(folder))
 
 
+TRANSFERS: dict[str, dict[str, Any]] = {
+    "text": {},
+    "text-and-control": {"control_guidance": 2.0},
+    "control": {"guidance_scale": 1.0, "control_guidance": 2.0},
+    "neither": {"guidance_scale": 1.0},
+    "intervals": {"interval": (400.0, 900.0), "control_guidance": 2.0, "control_guidance_interval": (0, 900)},
+}
+"""What guides a transfer."""
+
+
 class Generation:
     """One pipeline for all requests, and how often its transformer is called at every step."""
 
@@ -68,6 +78,46 @@ class Generation:
             self.pipeline, request, self.mesh, on_step=lambda i: counts.append(self.calls)
         )
         return latents, counts
+
+    def transfer(self, name: str) -> tuple[torch.Tensor, list[int]]:
+        """The same for a transfer in two chunks: a video that follows another's edges."""
+        counts: list[int] = []
+        self.calls = 0
+        how: dict[str, Any] = {"guidance_scale": 3.0, "interval": None, **TRANSFERS[name]}
+        generator = torch.Generator().manual_seed(5)
+        with own_denoiser(
+            self.pipeline, how.pop("interval"), self.mesh.groups["cfg"], lambda i: counts.append(self.calls)
+        ):
+            state = self.pipeline(
+                prompt="a red ball",
+                negative_prompt="blurry",
+                control_videos={"edge": torch.rand(1, 9, 3, 48, 80, generator=generator)},
+                height=48,
+                width=80,
+                num_video_frames_per_chunk=5,
+                num_inference_steps=STEPS,
+                generator=generator,
+                output_type="pt",
+                **how,
+            )
+        return state.get("videos"), counts
+
+
+def on_ranks_transfers(world: World) -> dict[str, list[int]]:
+    """Every guidance of a transfer over two groups, beside the same in this process.
+
+    Returns how often each step calls the model on this rank.
+    """
+    folder = world.folder / "tiny"
+    both = Generation(folder, world.mesh(Layout(cfg=2)))
+    alone = Generation(folder, build_mesh(Layout()))
+    calls = {}
+    for name in TRANSFERS:
+        video, counts = both.transfer(name)
+        calls[name] = [count - before for before, count in zip([0, *counts], counts, strict=False)]
+        expected, _ = alone.transfer(name)
+        assert torch.equal(video, expected), name
+    return calls
 
 
 def on_ranks_generations(world: World) -> dict[str, list[int]]:
@@ -115,6 +165,20 @@ def test_two_groups_have_the_bits_of_one_process_and_call_the_model_once_a_step(
         assert all(counts == [1, 2, 3, 4] for counts in calls.values())
 
 
+def test_a_transfers_branches_are_computed_once_and_shared(told: Told) -> None:
+    first, second = told.values("transfers")
+    chunks = 2
+    for name, expected in {
+        "text": (1, 1),
+        "text-and-control": (2, 1),
+        "control": (1, 1),
+        "neither": (1, 1),
+    }.items():
+        assert (set(first[name]), set(second[name])) == tuple({each} for each in expected)
+        assert len(first[name]) == STEPS * chunks
+    assert set(first["intervals"]) == {1, 2}
+
+
 def test_the_bytes_of_a_step_are_those_of_the_formula(told: Told) -> None:
     told.check("traffic")
 
@@ -142,9 +206,9 @@ def test_unguided_steps_are_those_of_guidance_1(alone: Generation) -> None:
 
 
 def denoisers(block: Any) -> list[Any]:
-    """Every denoiser in the pipeline's blocks but that of transfer, a mode that is not run."""
+    """Every denoiser in the pipeline's blocks."""
     own = getattr(block, "sub_blocks", None) or {}
-    here = [own["denoiser"]] if "denoiser" in own and "Transfer" not in type(own["denoiser"]).__name__ else []
+    here = [own["denoiser"]] if "denoiser" in own else []
     return here + [found for child in own.values() for found in denoisers(child)]
 
 
@@ -161,7 +225,7 @@ def test_the_denoiser_is_replaced_in_all_its_places_and_put_back_even_after_an_e
 
     with pytest.raises(KeyError):
         fail()
-    assert [type(denoiser).__name__ for denoiser in inside] == ["GuidanceDenoiser"] * 4
+    assert [type(one).__name__ for one in inside] == ["TransferDenoiser"] + ["GuidanceDenoiser"] * 4
     assert [id(one) for one in denoisers(alone.pipeline._blocks)] == [id(one) for one in stock]
 
 

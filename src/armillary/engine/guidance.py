@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +34,10 @@ def own_denoiser(
             )
         )
     stock = [loop.sub_blocks["denoiser"] for loop in loops]
+    makers = _makers()
     try:
-        for loop in loops:
-            loop.sub_blocks["denoiser"] = _denoiser(interval, cfg, on_step)
+        for loop, denoiser in zip(loops, stock, strict=True):
+            loop.sub_blocks["denoiser"] = makers[type(denoiser)](interval, cfg, on_step)
             loop.set_progress_bar_config(disable=True)  # every rank would show one
         yield
     finally:
@@ -46,14 +47,19 @@ def own_denoiser(
 
 
 def _denoising_loops(block: Any) -> Iterator[Any]:
-    """Every loop block, however deep, that runs the stock denoiser."""
-    from diffusers.modular_pipelines.cosmos.denoise import Cosmos3LoopDenoiser
-
+    """Every loop block, however deep, that runs a stock denoiser."""
     sub_blocks = getattr(block, "sub_blocks", None) or {}
-    if type(sub_blocks.get("denoiser")) is Cosmos3LoopDenoiser:
+    if type(sub_blocks.get("denoiser")) in _makers():
         yield block
     for child in sub_blocks.values():
         yield from _denoising_loops(child)
+
+
+def _makers() -> Mapping[type, Callable[..., Any]]:
+    """Each stock denoiser, and what makes the one that takes its place."""
+    from diffusers.modular_pipelines.cosmos.denoise import Cosmos3LoopDenoiser, Cosmos3TransferLoopDenoiser
+
+    return {Cosmos3LoopDenoiser: _denoiser, Cosmos3TransferLoopDenoiser: _transfer_denoiser}
 
 
 def _denoiser(interval: tuple[float, float] | None, cfg: Group, on_step: Callable[[int], None]) -> Any:
@@ -77,6 +83,60 @@ def _denoiser(interval: tuple[float, float] | None, cfg: Group, on_step: Callabl
             return components, block_state
 
     return GuidanceDenoiser()
+
+
+def _transfer_denoiser(
+    interval: tuple[float, float] | None, cfg: Group, on_step: Callable[[int], None]
+) -> Any:
+    from diffusers.modular_pipelines.cosmos.denoise import Cosmos3TransferLoopDenoiser
+
+    class TransferDenoiser(Cosmos3TransferLoopDenoiser):
+        """The stock denoiser of transfer: up to three branches a step, guided by text and by controls.
+
+        Over two ranks the stock block runs twice: first it is asked which branches it needs, then it combines
+        what the ranks have computed.
+        """
+
+        def __call__(self, components: Any, block_state: Any, i: int, t: Any) -> Any:
+            if interval is not None:
+                block_state.guidance_interval = interval
+            if cfg.size == 1:
+                components, block_state = super().__call__(components, block_state, i=i, t=t)
+            else:
+                components, block_state = self._over_two_ranks(components, block_state, i, t)
+            on_step(i)
+            return components, block_state
+
+        def _over_two_ranks(self, components: Any, block_state: Any, i: int, t: Any) -> Any:
+            branches: list[Callable[[], Any]] = []
+
+            def note(components: Any, static: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+                stock = Cosmos3TransferLoopDenoiser._forward
+                branches.append(lambda: stock(components, static, tokens, *args, **kwargs))
+                return tokens[-1]  # of the shape of a velocity
+
+            try:
+                self._forward = note
+                super().__call__(components, block_state, i=i, t=t)
+                velocities = iter(_shared(branches, cfg))
+                self._forward = lambda *args, **kwargs: next(velocities)
+                return super().__call__(components, block_state, i=i, t=t)
+            finally:
+                del self._forward
+
+    return TransferDenoiser()
+
+
+def _shared(branches: Sequence[Callable[[], Any]], cfg: Group) -> list[Any]:
+    """The velocities of all branches. The second rank computes the last: the unconditional one, or the one
+    without controls; the others share their prompt. A single one is computed by both."""
+    if len(branches) == 1:
+        return [branches[0]()]
+    import torch
+
+    mine = branches[:-1] if cfg.rank == 0 else branches[-1:]
+    own = torch.stack([branch() for branch in mine])
+    return [*cfg.all_gather(own, sizes=(len(branches) - 1, 1), dim=0)]
 
 
 def _unconditional(fields: Mapping[str, Any]) -> dict[str, Any]:
