@@ -43,7 +43,10 @@ def byte_ranges(shape: Sequence[int], itemsize: int, dim: int, ranges: Sequence[
     element = prod(full_shape[dim + 1 :]) * itemsize
     row = full_shape[dim] * element
     runs = [(start * element, (stop - start) * element) for start, stop in ranges if start < stop]
-    rows = (number * row for number in range(prod(full_shape[:dim])))
+    rows = range(0, prod(full_shape[:dim]) * row, row) if row else ()
+    if len(runs) == 1 and runs[0][1] < row:  # the common case, where nothing can be joined
+        ((offset, nbytes),) = runs
+        return ((first + offset, nbytes) for first in rows)
     return _joined((first + offset, nbytes) for first in rows for offset, nbytes in runs)
 
 

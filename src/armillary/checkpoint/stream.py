@@ -16,6 +16,7 @@ import torch
 from armillary.checkpoint.dtypes import DTYPES
 from armillary.checkpoint.header import TensorEntry, several
 from armillary.checkpoint.index import CheckpointIndex
+from armillary.checkpoint.memory import Resident
 from armillary.checkpoint.slices import Range, Segment, byte_ranges, local_shape, windows
 from armillary.errors import CheckpointError, Problem
 
@@ -93,22 +94,33 @@ class _Reader:
         dim, ranges = wanted or _whole(entry)
         shape = local_shape(entry.shape, dim, ranges)
         tensor = torch.empty(shape, dtype=self.dtype_of(entry.name, stored), device=self.device)
-        self.read_into(tensor, descriptor, entry, wanted)
+        self.read_into(tensor, descriptor, entry, wanted, fresh=True)
         return tensor
 
-    def read_into(self, tensor: torch.Tensor, descriptor: int, entry: TensorEntry, wanted: Wanted) -> None:
-        """Fill a contiguous local tensor window by window, straight into its memory where that can be."""
+    def read_into(
+        self,
+        tensor: torch.Tensor,
+        descriptor: int,
+        entry: TensorEntry,
+        wanted: Wanted,
+        fresh: bool = False,
+    ) -> None:
+        """Fill a contiguous local tensor window by window, straight into its memory where that can be.
+
+        `fresh`: nothing has touched that memory yet.
+        """
         itemsize = DTYPES[entry.dtype].itemsize
         stored = getattr(torch, DTYPES[entry.dtype].name)
         dim, ranges = wanted or _whole(entry)
         straight = tensor.dtype == stored and self.device.type == "cpu"
         target = tensor.flatten()
         bytes_of_target = _bytes_of(target if straight else self.staging)
+        resident = Resident(tensor.data_ptr(), tensor.nbytes) if fresh and straight else None
         done = 0
         segments = byte_ranges(entry.shape, itemsize, dim, ranges)
         for window in _read_ahead(descriptor, entry, windows(segments, WINDOW)):
             nbytes = sum(length for _, length in window)
-            _fill(bytes_of_target[done if straight else 0 :], descriptor, entry, window)
+            _fill(bytes_of_target, done if straight else 0, descriptor, entry, window, resident)
             if not straight:
                 elements = self.staging[:nbytes].view(stored)
                 target[done // itemsize :][: len(elements)].copy_(elements)
@@ -154,16 +166,26 @@ def _whole(entry: TensorEntry) -> tuple[int, Sequence[Range]]:
     return 0, [(0, entry.shape[0] if entry.shape else 1)]
 
 
-def _fill(view: memoryview, descriptor: int, entry: TensorEntry, window: Sequence[Segment]) -> None:
-    """Read the segments of a window one after another into `view`."""
+def _fill(
+    view: memoryview,
+    at: int,
+    descriptor: int,
+    entry: TensorEntry,
+    window: Sequence[Segment],
+    resident: Resident | None,
+) -> None:
+    """Read the segments of a window one after another into `view`, from its byte `at`."""
     # One read per segment: a row-wise slice has many small ones, but a call costs 1 us and reading
     # through the gaps instead would read twice to eight times as much.
-    preadv, at = os.preadv, 0
+    preadv = os.preadv
+    ready = resident.end if resident else len(view)
     try:
         for offset, nbytes in window:
             end, place = at + nbytes, entry.offset + offset
             while at < end:
-                found = preadv(descriptor, (view[at:end],), place)
+                if resident and at >= ready:
+                    ready = resident.extend()
+                found = preadv(descriptor, (view[at : min(end, ready)],), place)
                 if not found:
                     raise _unreadable(
                         entry, f"the file ends at byte {place}: it was cut after its header was read"
