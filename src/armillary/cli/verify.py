@@ -41,6 +41,10 @@ def verify(
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Makes the inputs of a model that has no pipeline."),
     ] = None,
+    after_load: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Called on every rank with the loaded model."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     step_timeout: Annotated[
         float,
@@ -68,6 +72,7 @@ def verify(
         residency=residency_of(flags),
         layers=layers,
         inputs=inputs,
+        after_load=after_load,
         step_timeout=step_timeout,
         init_timeout=init_timeout,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,8 +117,8 @@ class Comparer:
 class Part:
     """Which part of a whole activation a rank holds."""
 
-    shards: Mapping[str, Sequence[Range]] = field(default_factory=dict)
-    """Module path and side, "layers.0.to_q output" -> the features that this rank has of it."""
+    features: Mapping[tuple[str, str], Sequence[Range]] = field(default_factory=dict)
+    """(module, side) -> the features that this rank has of it, where tp splits them."""
     positions: int = 1
     """Over how many ranks rows lie."""
     position: int = 0
@@ -125,32 +126,41 @@ class Part:
     @classmethod
     def of(cls, resolved: ResolvedPlan, mesh: Mesh) -> Part:
         """The part that a rank of `mesh` holds."""
-        features: dict[str, Sequence[Range]] = {}
+        features = {}
         for name, shard in resolved.shards.items():
             path, _, leaf = name.rpartition(".")
             # an embedding is split by its rows, which no activation shows
             if leaf == "weight" and resolved.skeleton.parameters[name].kind != "embedding":
-                side = "output" if shard.dim == 0 else "input"
-                features[f"{path} {side}"] = shard.ranges(mesh.tp.rank)
-        context = [mesh.groups[axis] for axis in ("ring", "gather", "ulysses")]
-        position = 0
-        for group in context:  # outermost first, as `Context.position` counts
-            position = position * group.size + group.rank
-        return cls(features, math.prod(group.size for group in context), position)
+                features[path, "output" if shard.dim == 0 else "input"] = shard.ranges(mesh.tp.rank)
+        position, positions = 0, 1
+        for axis in ("ring", "gather", "ulysses"):  # outermost first, as `Context.position` counts
+            group = mesh.groups[axis]
+            position, positions = position * group.size + group.rank, positions * group.size
+        return cls(features, positions, position)
 
     def indices(self, place: Place, whole: Sequence[int], local: Sequence[int]) -> list[torch.Tensor] | None:
         """For every dimension the indices of the whole that are held; None where that cannot be told."""
         if len(whole) != len(local):
             return None
-        ranges = self.shards.get(f"{place.module} {place.side}")
+        known = [None if self._shows_heads(place.module) else self._rows(size) for size in whole[:-1]]
+        features = self.features.get((place.module, place.side))
         held = []
-        for dim, (size, here) in enumerate(zip(whole, local, strict=True)):
-            last = dim == len(whole) - 1
-            found = _all_or(ranges if last else self._rows(size), size, here)
-            if found is None:
+        for ranges, size, here in zip([*known, features], whole, local, strict=True):
+            if (indices := _all_or(ranges, size, here)) is None:
                 return None
-            held.append(found)
+            held.append(indices)
         return held
+
+    @cached_property
+    def _split_within(self) -> set[str]:
+        """The modules that have split layers: attentions, MLPs, also whole blocks."""
+        return {module.rpartition(".")[0] for module, _ in self.features}
+
+    def _shows_heads(self, module: str) -> bool:
+        """Whether a layer between split ones may have its rank's heads beside rows, such as a norm of
+        queries; which heads they are is not known here."""
+        split = any((module, side) in self.features for side in ("output", "input"))
+        return not split and module.rpartition(".")[0] in self._split_within
 
     def _rows(self, size: int) -> Sequence[Range]:
         return [Rows.of(size, self.positions).ranges[self.position]]

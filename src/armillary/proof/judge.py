@@ -57,11 +57,12 @@ def judge(case: Case, files: Files, resolved: ResolvedPlan) -> VerifyReport:
 
 
 def split_fraction(resolved: ResolvedPlan) -> float:
-    """Share of the bytes of the linear layers inside blocks that tp splits."""
+    """Share of the bytes of linear layers' weights inside blocks that tp splits; biases are a trifle that a
+    row split never splits."""
     linear = {
         name: parameter.nbytes
         for name, parameter in resolved.skeleton.parameters.items()
-        if parameter.kind == "linear" and block_of(name)
+        if parameter.kind == "linear" and len(parameter.shape) > 1 and block_of(name)
     }
     split = sum(nbytes for name, nbytes in linear.items() if name in resolved.shards)
     return split / sum(linear.values()) if linear else 0.0

@@ -115,7 +115,7 @@ def _generation(pipeline: Path, layout: Layout | Mapping[str, int], asked: Asked
     if able.distilled:
         fields = {key: value for key, value in fields.items() if key in asked.request or key not in _FIXED}
         fields.setdefault("num_frames", 1)
-    elif fields.get("num_frames") != 1 and fields.get("mode") != "text-to-image" and not able.edge:
+    elif str(fields.get("num_frames")) != "1" and fields.get("mode") != "text-to-image" and not able.edge:
         fields.setdefault("sound", able.sound)
     if fields.get("guidance_interval", "none") != "none":
         what = "diffusers' own pipeline, which is the truth here, knows no guidance_interval"
