@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 Advance = Callable[[int], None]
 """Called with how much more is done."""
+Listener = Callable[[int, int], None]
+"""Called with how much is done, and of how much."""
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def progress_heard_by(listener: Listener) -> Iterator[None]:
+    """Within the block, `listener` hears of what bars would show, in place of a terminal."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 @contextmanager
@@ -15,6 +30,16 @@ def progress_bar(
     label: str, total: int, *, unit: Literal["bytes", "steps"], shown: bool = True
 ) -> Iterator[Advance]:
     """A bar of `total` bytes or steps; bytes show a rate, steps the seconds each takes and the time left."""
+    if listener := _listener.get():
+        done = 0
+
+        def tell(more: int) -> None:
+            nonlocal done
+            done += more
+            listener(done, total)
+
+        yield tell
+        return
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -21,6 +21,7 @@ from armillary.errors import ArmillaryError, Problem
 VERBS = {
     "generate": "Generate a picture or a video, on one device or on several.",
     "tiny": "Write a small random-weight Cosmos 3 checkpoint.",
+    "serve": "Serve a model over HTTP, as OpenAI's and vLLM-Omni's API.",
     "verify": "Prove that a layout computes what one process computes.",
 }
 

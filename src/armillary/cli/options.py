@@ -51,6 +51,7 @@ REQUEST = {
     "image": Flag("First frame, for image-to-video.", "FILE"),
     "video": Flag("Clip to continue, for video-to-video.", "FILE"),
     "sound": Flag("Generate sound with the video.", None),
+    "plain_prompt": Flag("No sentences on size and length added to the prompts.", None),
 }
 """The fields of a request; those left out take the published defaults of the mode."""
 

@@ -22,14 +22,18 @@ from armillary.errors import ArmillaryError, EngineError, Problem
 class RankError(EngineError):
     """A rank raised, died or stalled. `rank` is the one that did it first."""
 
-    def __init__(self, problems: Problem | Iterable[Problem], rank: int, traceback: str = "") -> None:
+    def __init__(
+        self, problems: Problem | Iterable[Problem], rank: int, traceback: str = "", killed: bool = False
+    ) -> None:
         super().__init__(problems)
         self.rank = rank
         self.traceback = traceback
         """The rank's own traceback (for a stall: where it stands) and the last lines it wrote, or ""."""
+        self.killed = killed
+        """Ended from outside (SIGKILL, SIGTERM), which says nothing against the work it did."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.problems[0], self.rank, self.traceback)
+        return type(self), (self.problems[0], self.rank, self.traceback, self.killed)
 
 
 @dataclass(frozen=True)
@@ -113,11 +117,11 @@ def died(rank: int, code: int, output: str) -> RankError:
     """A rank that ended without telling why; `code` as `subprocess` gives it."""
     if code >= 0:
         problem = Problem("rank-ended", f"rank {rank} ended with exit code {code} before its task was done")
-    else:
-        name = signal.Signals(-code).name
-        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-        problem = Problem("rank-killed", f"rank {rank} was killed by {name}{hint}")
-    return RankError(problem, rank, output)
+        return RankError(problem, rank, output)
+    name = signal.Signals(-code).name
+    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+    problem = Problem("rank-killed", f"rank {rank} was killed by {name}{hint}")
+    return RankError(problem, rank, output, killed=-code in (signal.SIGKILL, signal.SIGTERM))
 
 
 def stalled(

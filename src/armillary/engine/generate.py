@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,55 +101,24 @@ def generate(
 
 def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     """The part of `generate` that runs on every rank; the first one writes the result."""
-    import torch
-
-    from armillary.engine.pipeline import build_pipeline, run_pipeline
-    from armillary.models.cosmos3 import UNUSED_BY_GENERATION
-    from armillary.parallel.fingerprint import fingerprint
-    from armillary.parallel.load import load
-    from armillary.parallel.mesh import build_mesh
+    from armillary.engine.resident import Resident, mesh_of
 
     request = CompleteRequest.from_json(payload["request"])
-    folder, dtype = Path(payload["folder"]), getattr(torch, payload["dtype"])
-    mesh = build_mesh(Layout(**payload["layout"]))
+    mesh = mesh_of(payload)
     # under torchrun every process has drawn a seed of its own where none was asked for
     request = replace(request, seed=mesh.everyone.share(request.seed)[0])
     payload = {**payload, "request": request.to_json()}
     if mesh.is_first:
         print(f"seed {request.seed}  {payload['dtype']}  {mesh.layout}", file=sys.stderr, flush=True)
     mesh.everyone.agree("what to do", {key: payload[key] for key in ("request", "layout", "dtype")})
-    transformer = load(
-        folder,
-        subfolder="transformer",
-        layout=mesh.layout,
-        mesh=mesh,
-        dtype=dtype,
-        device=rank.device,
-        residency=Residency(**payload["residency"]),
-        prefill=True,
-        leave_out=UNUSED_BY_GENERATION,
-    )
-    pipeline = build_pipeline(folder, request, transformer, dtype)
+    resident = Resident.load(payload, request, rank, mesh)
     steps = request.num_inference_steps
-    rank.heartbeat.beat("computing", step=0, steps=steps)
-    clock = [time.monotonic()]
     with progress_bar("Denoising", steps, unit="steps", shown=mesh.is_first) as advance:
-
-        def on_step(i: int) -> None:
-            rank.heartbeat.beat(step=i + 1)
-            clock.append(time.monotonic())
-            advance(1)
-
-        media, latents = run_pipeline(pipeline, request, mesh, on_step)
-    mesh.everyone.agree("the final latents", {"latents": fingerprint(latents)})
-    if media is not None:
-        write_media(media, payload["output"])
-    # by storage: what stands in for weights that live elsewhere has a shape, but no memory
-    held = sum(parameter.untyped_storage().nbytes() for parameter in transformer.parameters())
-    # the first step also computes the prompts; where there are others, they are what a step takes
-    steady = clock[1:] if steps > 1 else clock
+        made = resident.run(request, rank, lambda _: advance(1))
+    if made.media is not None:
+        write_media(made.media, payload["output"])
     return {
         "seed": request.seed,
-        "seconds_per_step": (steady[-1] - steady[0]) / (len(steady) - 1),
-        "weight_bytes": mesh.everyone.share(held),
+        "seconds_per_step": made.seconds_per_step,
+        "weight_bytes": mesh.everyone.share(resident.weight_bytes),
     }

@@ -36,8 +36,10 @@ _OUTPUT_LINES = 20
 class RankGroup:
     """One group of ranks, from start to end; `run` belongs to one thread."""
 
-    def __init__(self, run: Run, folder: RunFolder, env: Mapping[str, str]) -> None:
-        self.cancelled = threading.Event()
+    def __init__(
+        self, run: Run, folder: RunFolder, env: Mapping[str, str], cancelled: threading.Event
+    ) -> None:
+        self.cancelled = cancelled
         """Set from another thread to end the ranks."""
         self._run = run
         self._folder = folder

@@ -34,12 +34,14 @@ def run_ranks(
     step_timeout: float = 600.0,
     init_timeout: float = 1800.0,
     env: Mapping[str, str] | None = None,
+    cancelled: threading.Event | None = None,
 ) -> Any:
     """Run `task` on `world_size` new local processes and return rank 0's result.
 
     `task` is "package.module:function", called as `function(payload, rank: Rank)` on every rank; payload and
     result are JSON. A rank whose heartbeat rests for `step_timeout` seconds (`init_timeout` until every rank
-    has said "computing" once) ends the group. `env` adds to the ranks' environment.
+    has said "computing" once) ends the group. `env` adds to the ranks' environment; setting `cancelled` from
+    another thread ends them.
 
     Raises LayoutError for more ranks than devices, `RankError` (an EngineError) naming the rank that raised,
     died or stalled first, and an ArmillaryError that a rank raised as the same class. Ctrl-C and SIGTERM end
@@ -59,7 +61,7 @@ def run_ranks(
         tempfile.TemporaryDirectory(prefix="armillary-") as folder,
         ThreadPoolExecutor(1, thread_name_prefix="armillary-ranks") as threads,
     ):
-        group = RankGroup(run, RunFolder(Path(folder)), env or {})
+        group = RankGroup(run, RunFolder(Path(folder)), env or {}, cancelled or threading.Event())
         # Linux ties the ranks' lives to the thread that starts them, and torch takes over the signal handlers
         # of a main thread that does: so one thread starts them and stays as long as they do.
         result = threads.submit(group.run)

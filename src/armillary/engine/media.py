@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from armillary.engine.mp4 import write_mp4
 from armillary.errors import EngineError, Problem, RequestError, list_choices
@@ -73,6 +73,14 @@ _VIDEO_FORMATS = {"MP4": "mp4", "Matroska": "matroska", "AVI": "avi"}
 for a playlist would have it open other files and addresses."""
 _IMAGE_FIX = "give a PNG, JPEG or WebP file"
 _VIDEO_FIX = "give an MP4 (or MOV), WebM, Matroska or AVI file"
+
+
+def media_kind(path: str | os.PathLike[str]) -> Literal["image", "video"] | None:
+    """Whether a file holds a picture or a video of a kind that is read, by its first bytes."""
+    with open(path, "rb") as file:
+        head = file.read(32)
+    found = next((name for at, magic, name in _KINDS if head[at:].startswith(magic)), "")
+    return "image" if found in _IMAGE_FORMATS else "video" if found in _VIDEO_FORMATS else None
 
 
 def read_image(path: str | os.PathLike[str]) -> Image:

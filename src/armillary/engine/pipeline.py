@@ -39,11 +39,7 @@ def build_pipeline(folder: Path, request: CompleteRequest, transformer: Any, dty
                 "the log above says why; download the folder again or mend its modular_model_index.json",
             )
         )
-    if request.flow_shift is not None:
-        scheduler = type(pipeline.scheduler).from_config(
-            pipeline.scheduler.config, flow_shift=request.flow_shift
-        )
-        pipeline.update_components(scheduler=scheduler)
+    set_schedule(pipeline, request)
     for name in names:
         component = getattr(pipeline, name)
         if hasattr(component, "to"):
@@ -52,6 +48,15 @@ def build_pipeline(folder: Path, request: CompleteRequest, transformer: Any, dty
     pipeline.update_components(transformer=transformer)
     pipeline.disable_safety_checker()
     return pipeline
+
+
+def set_schedule(pipeline: Any, request: CompleteRequest) -> None:
+    """Give the pipeline a new scheduler with the shift of `request`, as if none had run before."""
+    if request.flow_shift is not None:
+        scheduler = type(pipeline.scheduler).from_config(
+            pipeline.scheduler.config, flow_shift=request.flow_shift
+        )
+        pipeline.update_components(scheduler=scheduler)
 
 
 def _is_whole(component: Any) -> bool:
@@ -111,6 +116,8 @@ def _conditions(request: CompleteRequest) -> Mapping[str, Any]:
         conditions["video"] = read_video(request.video, max_frames=CONDITION_FRAMES)
     if request.sound:
         conditions["enable_sound"] = True
+    if request.plain_prompt:
+        conditions |= {"add_resolution_template": False, "add_duration_template": False}
     return conditions
 
 

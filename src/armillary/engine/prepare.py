@@ -21,6 +21,7 @@ from armillary.layout import Layout
 from armillary.models.described import DescribedCheckpoint, class_named_in, describe
 from armillary.models.registry import resolve, skeleton_for
 from armillary.plan.resolve import ResolvedPlan
+from armillary.plan.skeleton import Skeleton
 from armillary.residency import Residency
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -167,9 +168,17 @@ def _row_problems(
     layout: Layout, request: CompleteRequest, able: Abilities | None, described: DescribedCheckpoint
 ) -> list[Problem]:
     """More ranks than rows of the sequence would have nothing to do."""
-    if able is None:
-        return []
-    patch = int(described.skeleton.config.get("latent_patch_size", 2)) * able.spatial_grid
+    return [] if able is None else row_problems(layout, request, able, latent_patch(described.skeleton))
+
+
+def latent_patch(skeleton: Skeleton) -> int:
+    """Latent rows and columns that make one token."""
+    return int(skeleton.config.get("latent_patch_size", 2))
+
+
+def row_problems(layout: Layout, request: CompleteRequest, able: Abilities, patch: int) -> list[Problem]:
+    """What `prepare` says about the rows of the sequence, for a checkpoint that is described already."""
+    patch *= able.spatial_grid
     frames = (request.num_frames - 1) // able.temporal + 1
     rows = frames * -(-request.width // patch) * -(-request.height // patch)
     ranks = layout.ring * layout.gather * layout.ulysses

@@ -107,6 +107,8 @@ class GenerationRequest(BaseModel):
     """Path of the clip to continue, for video-to-video."""
     sound: bool = False
     """Generate sound with the video."""
+    plain_prompt: bool = False
+    """The prompts as they are, without the sentences on size and length that the pipeline adds."""
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
@@ -138,6 +140,7 @@ _FORMS = {
     "image": "the path of an image file",
     "video": "the path of a video file",
     "sound": "true or false",
+    "plain_prompt": "true or false",
 }
 """What each field looks like; completes "`field` must be ..."."""
 
@@ -187,6 +190,7 @@ class CompleteRequest:
     image: Path | None
     video: Path | None
     sound: bool
+    plain_prompt: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str, allow_nan=False)
@@ -239,6 +243,7 @@ def _fill(request: GenerationRequest, abilities: Abilities, output_suffix: str |
         image=request.image,
         video=request.video,
         sound=request.sound,
+        plain_prompt=request.plain_prompt,
     )
 
 

@@ -1,0 +1,165 @@
+"""What the ranks of a server run: load once, then one order after another from the engine process.
+
+The first rank holds the line (`wire.py`) and tells the others. Ranks that have nothing to do meet every
+second, so that each heartbeat goes on. After every denoising step they agree whether to stop, so that all
+stop at the same one.
+
+From the engine process: {"run": id, "request": JSON, "output": path}, {"stop": id}, {"end": true}.
+To it, with "event" as loading, ready, step, done, stopped or failed: see `_Orders` and `_run`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from armillary.engine.media import write_media
+from armillary.engine.request import CompleteRequest
+from armillary.engine.resident import Resident, mesh_of
+from armillary.engine.wire import Line, LineClosedError, Message
+from armillary.errors import EngineError, Problem
+from armillary.progress import progress_heard_by
+
+if TYPE_CHECKING:
+    from armillary.engine.worker import Rank
+    from armillary.parallel.collectives import Group
+    from armillary.parallel.mesh import Mesh
+
+_TICK_SECONDS = 1.0
+_REPORT_SECONDS = 0.2
+
+
+class _StoppedError(Exception):
+    """Raised on all ranks after the same step."""
+
+
+def serve_on_rank(payload: Mapping[str, Any], rank: Rank) -> None:
+    """The task: `payload` is a job's, plus "socket", the path of the line, and "tick", the longest rest."""
+    _leave_stops_unlogged()
+    mesh = mesh_of(payload)
+    control = _control_group(mesh)
+    orders = _Orders(Path(payload["socket"]) if mesh.is_first else None, control, payload["tick"])
+    with progress_heard_by(orders.loading):
+        resident = Resident.load(payload, CompleteRequest.from_json(payload["request"]), rank, mesh)
+    rank.heartbeat.beat("computing")
+    weights, memory = control.share(resident.weight_bytes), control.share(private_memory(rank))
+    orders.tell({"event": "ready", "weights": weights, "memory": memory})
+    while "end" not in (order := orders.following()):
+        if "run" in order:
+            _run(order, resident, rank, orders)
+        rank.heartbeat.beat("computing")
+
+
+def _run(order: Message, resident: Resident, rank: Rank, orders: _Orders) -> None:
+    started = time.monotonic()
+    request = CompleteRequest.from_json(order["request"])
+    about = {"job": order["run"], "steps": request.num_inference_steps}
+
+    def on_step(i: int) -> None:
+        orders.tell({"event": "step", **about, "step": i + 1})
+        if orders.is_stopped(order["run"]):
+            raise _StoppedError
+
+    try:
+        made = resident.run(request, rank, on_step)
+    except _StoppedError:
+        orders.tell({"event": "stopped", **about})
+        return
+    if made.media is None:
+        return
+    try:
+        write_media(made.media, order["output"])
+    except EngineError as error:  # the disk is full, say: the other ranks have done their part and wait
+        orders.tell({"event": "failed", **about, "problem": str(error)})
+        return
+    times = {"first_call": made.first_call, "started": started, "run_seconds": time.monotonic() - started}
+    orders.tell({"event": "done", **about, "step_seconds": made.seconds_per_step, **times})
+
+
+class _Orders:
+    """The first rank's line, shared with the others."""
+
+    def __init__(self, socket: Path | None, control: Group, tick: float) -> None:
+        self._line = Line.to(socket) if socket else None
+        self._control = control
+        self._tick = min(tick, _TICK_SECONDS)
+        self._reported = 0.0
+
+    def tell(self, message: Message) -> None:
+        """Said by the first rank."""
+        if self._line:
+            with _ending_with_the_engine():
+                self._line.send(message)
+
+    def loading(self, done: int, total: int) -> None:
+        """How many bytes of weights this rank has read, now and then."""
+        if time.monotonic() - self._reported > _REPORT_SECONDS or done == total:
+            self._reported = time.monotonic()
+            self.tell({"event": "loading", "done": done, "total": total})
+
+    def following(self) -> Message:
+        """The next order, the same on all ranks; {} when there was none for a while."""
+        received = None
+        if self._line:
+            with _ending_with_the_engine():
+                received = self._line.receive(self._tick)
+        order: Message = self._control.share(received)[0] or {}
+        return order
+
+    def is_stopped(self, job: str) -> bool:
+        """Whether the job is to stop here: the same answer on all ranks."""
+        wanted = False
+        if self._line:
+            with _ending_with_the_engine():
+                while (order := self._line.receive(0)) is not None:
+                    wanted |= order.get("stop") == job
+        return any(self._control.share(wanted))
+
+
+class _ending_with_the_engine:  # noqa: N801 (used as a context manager)
+    """Without the engine process nobody waits for what this rank computes."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, LineClosedError):
+            raise EngineError(Problem("engine-gone", "the server's engine process has ended")) from error
+
+
+def _leave_stops_unlogged() -> None:
+    """diffusers logs every exception that passes its blocks as an error, with the traceback."""
+    import logging
+
+    from diffusers.modular_pipelines import modular_pipeline
+
+    def no_stop(record: logging.LogRecord) -> bool:
+        return _StoppedError.__name__ not in record.getMessage()
+
+    modular_pipeline.logger.addFilter(no_stop)
+
+
+def _control_group(mesh: Mesh) -> Group:
+    """All ranks, joined over the CPU: a rank that waits for work in NCCL would keep its GPU busy."""
+    from dataclasses import replace
+
+    import torch.distributed as dist
+
+    if mesh.everyone.size == 1:
+        return mesh.everyone
+    over_cpu: Any = dist.new_group(list(mesh.everyone.members), backend="gloo")
+    return replace(mesh.everyone, axis="control", process_group=over_cpu)
+
+
+def private_memory(rank: Rank) -> int:
+    """Bytes that this rank has on its device; on the CPU, of its process alone."""
+    import torch
+
+    if rank.device.type == "cuda":
+        return int(torch.cuda.memory_allocated(rank.device))
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024 if "RssAnon:" in status else 0

@@ -1,0 +1,293 @@
+"""The engine process: it starts the ranks, and again when they fail, and gives them one job after another.
+
+`python -m armillary.serve.engine_process RUN_FOLDER PARENT LINK LOCK`. It takes jobs from the store and
+writes there what became of them; the HTTP process hears of it over the link. Generation, decoding and
+encoding are the ranks' work: this process only waits and passes on.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from armillary.engine.failure import RankError
+from armillary.engine.wire import Line, LineClosedError, Message, listen
+from armillary.engine.worker import die_with_parent
+from armillary.errors import ArmillaryError, EngineError, Problem
+from armillary.serve.jobs import Job, JobStore
+from armillary.serve.link import Link
+from armillary.serve.logs import log, log_libraries
+from armillary.serve.settings import Settings
+from armillary.serve.startup import startup_table
+
+_LOOK_SECONDS = 0.5
+"""How often the store is looked into when no message comes."""
+_MAX_INTERRUPTIONS = 20
+"""After as many kills under it a job is taken for their cause: out of memory, most likely."""
+_MAX_STARTS = 5
+"""How often ranks that were killed before they were ever ready are started again."""
+_LONGEST_REST = 30.0
+_TASK = "armillary.engine.serving:serve_on_rank"
+
+
+class _Ranks:
+    """One life of the group of ranks, in a thread of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.failure: ArmillaryError | None = None
+        self._settings = settings
+        self._cancelled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="armillary-group")
+        self._listener = listen(settings.line)
+        self._line: Line | None = None
+        self._thread.start()
+
+    def _run(self) -> None:
+        settings = self._settings
+        payload = {**settings.payload, "socket": str(settings.line), "tick": settings.step_timeout / 4}
+        try:
+            if settings.external_ranks:
+                self._cancelled.wait()
+            else:
+                from armillary.engine.launch import run_ranks
+
+                run_ranks(
+                    _TASK,
+                    payload,
+                    settings.world_size,
+                    step_timeout=settings.step_timeout,
+                    init_timeout=settings.init_timeout,
+                    cancelled=self._cancelled,
+                )
+            self.failure = EngineError(Problem("ranks-ended", "the ranks ended"))
+        except ArmillaryError as error:
+            self.failure = error
+        except Exception as error:  # a fault of ours must not leave the queue waiting for ever
+            self.failure = EngineError(Problem("ranks-ended", f"{type(error).__name__}: {error}"))
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def waits_on(self) -> list[Any]:
+        return [self._line or self._listener]
+
+    def messages(self) -> Iterator[Message]:
+        """What the first rank has said. A line that closes ends the iteration; the thread tells why."""
+        if self._line is None:
+            if not select.select([self._listener], [], [], 0)[0]:
+                return
+            self._line = Line(self._listener.accept()[0])
+        try:
+            while (message := self._line.receive(0)) is not None:
+                yield message
+        except LineClosedError:
+            if self._settings.external_ranks:
+                self._cancelled.set()
+            self._thread.join(
+                _LOOK_SECONDS
+            )  # a closed line is readable: do not spin while the group is ended
+
+    def send(self, message: Message) -> None:
+        try:
+            if self._line is not None:
+                self._line.send(message)
+        except LineClosedError:
+            pass  # the thread tells why
+
+    def end(self) -> None:
+        self._cancelled.set()
+        self._thread.join()
+        self._listener.close()
+        if self._line is not None:
+            self._line.close()
+
+
+class Engine:
+    """The loop: ranks, store and link."""
+
+    def __init__(self, settings: Settings, store: JobStore, link: Link) -> None:
+        self._settings = settings
+        self._store = store
+        self._link = link
+        self._stop = threading.Event()
+        self._ranks = _Ranks(settings)
+        self._ready = False
+        self._was_ready = False
+        self._failures = 0
+        self._running: Job | None = None
+        self._stopping = False
+        self._state: Message = {"state": "starting"}
+
+    def stop(self, number: int, _: FrameType | None) -> None:
+        self._stop.set()
+
+    def run(self) -> int:
+        """Until SIGTERM (0), or until the ranks cannot be started at all (the exit code of the error)."""
+        self._take_over()
+        while not self._stop.is_set():
+            select.select([self._link, *self._ranks.waits_on()], [], [], _LOOK_SECONDS)
+            for message in self._ranks.messages():
+                self._hear(message)
+            self._hear_link()
+            if self._ranks.over:
+                failure = self._ranks.failure
+                assert failure is not None, "a group that is over says why"
+                self._ranks_failed(failure)
+                if self._is_final(failure):
+                    return failure.exit_code
+                self._start_again(failure)
+            self._follow_cancellation()
+            self._dispatch()
+        if self._running is not None:
+            self._store.interrupt(self._running.id, None, max_interruptions=_MAX_INTERRUPTIONS)
+        self._ranks.end()
+        return 0
+
+    # ------------------------------------------------------------------------------------------- the jobs
+
+    def _take_over(self) -> None:
+        """What an engine process that was killed left behind."""
+        for job_id in self._store.unfinished():
+            problem = Problem("engine-killed", "the engine process was killed while the job ran")
+            self._store.interrupt(job_id, problem, max_interruptions=_MAX_INTERRUPTIONS)
+            log("job_requeued", job=job_id)
+        for part in self._settings.results.glob(".*"):
+            part.unlink(missing_ok=True)
+
+    def _dispatch(self) -> None:
+        if not self._ready or self._running is not None:
+            return
+        job = self._store.claim()
+        if job is None:
+            return
+        self._running, self._stopping = job, False
+        output = self._settings.results / f"{job.id}{job.suffix}"
+        self._ranks.send({"run": job.id, "request": job.request, "output": str(output)})
+        waited = round(time.time() - job.created_at, 3)
+        log("job_started", job=job.id, request_id=job.request_id, waited=waited)
+        self._tell_job(job, "in_progress", step=0, steps=job.fields["num_inference_steps"], waited=waited)
+
+    def _follow_cancellation(self) -> None:
+        """A cancelled job ends after the step it is in."""
+        if self._running is None or self._stopping:
+            return
+        if self._store.status(self._running.id) != "in_progress":
+            self._stopping = True
+            self._ranks.send({"stop": self._running.id})
+
+    def _hear_link(self) -> None:
+        for message in self._link.receive():
+            if "ask" in message:
+                self._link.send(self._state)
+                if self._running is not None:
+                    self._tell_job(self._running, "in_progress")
+
+    # ------------------------------------------------------------------------------------------ the ranks
+
+    def _hear(self, message: Message) -> None:
+        event, job = message["event"], self._running
+        if event == "loading":
+            self._tell_state("loading", done=message["done"], total=message["total"])
+        elif event == "ready":
+            self._is_ready(message)
+        elif job is None or message["job"] != job.id:
+            log("warning", message=f"the ranks speak of a job that is not theirs: {message}")
+        elif event == "step":
+            self._tell_job(job, "in_progress", step=message["step"], steps=message["steps"])
+        else:
+            self._running = None
+            self._job_ended(job, message)
+
+    def _is_ready(self, message: Message) -> None:
+        self._ready = self._was_ready = True
+        self._failures = 0
+        memory = {"weights": message["weights"], "memory": message["memory"]}
+        self._tell_state("ready", **memory)
+        print(startup_table(self._settings, **memory), file=sys.stderr, flush=True)
+        log("ready", address=self._settings.address, **memory)
+
+    def _job_ended(self, job: Job, message: Message) -> None:
+        about: Message = {"job": job.id, "request_id": job.request_id}
+        if message["event"] == "done":
+            output = self._settings.results / f"{job.id}{job.suffix}"
+            times = {"step_seconds": message["step_seconds"], "run_seconds": message["run_seconds"]}
+            kept = self._store.finish(job.id, output, **times)
+            log("job_completed" if kept else "job_cancelled", **about, **times)
+            dispatch = message["first_call"] - message["started"]
+            self._tell_job(job, "completed" if kept else "cancelled", prepare_seconds=dispatch, **times)
+        elif message["event"] == "stopped":
+            self._store.let_go(job.id)
+            log("job_cancelled", **about)
+            self._tell_job(job, "cancelled")
+        else:
+            self._job_failed(job, Problem("result", message["problem"]))
+
+    def _job_failed(self, job: Job, problem: Problem) -> None:
+        over = self._store.fail(job.id, problem, max_attempts=self._settings.max_attempts)
+        event = "job_failed" if over else "job_retried"
+        log(event, job=job.id, request_id=job.request_id, error=str(problem))
+        self._tell_job(job, "failed" if over else "queued")
+
+    def _ranks_failed(self, failure: ArmillaryError) -> None:
+        job, self._running, self._ready = self._running, None, False
+        log("ranks_failed", error=str(failure), traceback=getattr(failure, "traceback", None) or None)
+        self._tell_state("restarting", error=str(failure))
+        if job is None:
+            return
+        if isinstance(failure, RankError) and failure.killed:
+            self._store.interrupt(job.id, failure.problems[0], max_interruptions=_MAX_INTERRUPTIONS)
+            log("job_requeued", job=job.id, request_id=job.request_id)
+            self._tell_job(job, "queued")
+        else:
+            self._job_failed(job, failure.problems[0])
+
+    def _is_final(self, failure: ArmillaryError) -> bool:
+        """Whether ranks that never came up would not come up next time either."""
+        self._failures += 1
+        killed = isinstance(failure, RankError) and failure.killed
+        final = not self._was_ready and (not killed or self._failures >= _MAX_STARTS)
+        if final:
+            for problem in failure.problems:
+                print(f"error: {problem}", file=sys.stderr, flush=True)
+        return final or self._settings.external_ranks
+
+    def _start_again(self, failure: ArmillaryError) -> None:
+        self._ranks.end()
+        if self._failures > 1:
+            self._stop.wait(min(2.0**self._failures, _LONGEST_REST))
+        self._ranks = _Ranks(self._settings)
+        log("ranks_restarted", failures=self._failures)
+
+    # ----------------------------------------------------------------------------------- to the HTTP process
+
+    def _tell_state(self, state: str, **facts: Any) -> None:
+        kept = {"memory", "weights"} & self._state.keys()
+        self._state = {**{key: self._state[key] for key in kept}, "state": state, **facts}
+        self._link.send(self._state)
+
+    def _tell_job(self, job: Job, status: str, **facts: Any) -> None:
+        self._link.send({"job": job.id, "status": status, **facts})
+
+
+def main(arguments: list[str]) -> int:
+    """Exit codes: 0 ended in order, 2 and 4 as the error that keeps the ranks from starting."""
+    run, parent, link = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    die_with_parent(parent)
+    log_libraries()
+    settings = Settings.read(run)
+    engine = Engine(settings, JobStore(settings.database), Link.inherited(link))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, engine.stop)
+    return engine.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

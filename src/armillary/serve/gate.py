@@ -1,0 +1,77 @@
+"""What every HTTP request passes first: it gets an id and its line in the log, and shows its key."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+import time
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from armillary.serve.logs import log
+from armillary.serve.metrics import Metrics
+from armillary.serve.refusals import error_body
+
+_OPEN = ("/health", "/docs", "/openapi.json")
+"""What is told without a key: nothing of these is anybody's data."""
+_HANDED_IN = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_QUIET = ("GET", "HEAD", "OPTIONS")
+
+
+class Gate:
+    """An ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None, metrics: Metrics) -> None:
+        self._app = app
+        self._key = api_key.encode() if api_key else None
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, started, status = Headers(scope=scope), time.monotonic(), 500
+        asked = headers.get("x-request-id", "")
+        request_id = asked if _HANDED_IN.fullmatch(asked) else f"req_{secrets.token_hex(16)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def numbered(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        app = self._app if self._is_let_in(scope["path"], headers) else _no_key
+        try:
+            await app(scope, receive, numbered)
+        finally:
+            self._note(scope, request_id, status, time.monotonic() - started)
+
+    def _is_let_in(self, path: str, headers: Headers) -> bool:
+        if self._key is None or path in _OPEN:
+            return True
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        # compared in constant time: how long a refusal takes tells nothing about the key
+        return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self._key)
+
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        if status >= 400:
+            self._metrics.refused.labels(status).inc()
+        if status >= 400 or scope["method"] not in _QUIET:  # clients poll a lot
+            request = f"{scope['method']} {scope['path']}"
+            log("request", request=request, status=status, request_id=request_id, seconds=round(seconds, 4))
+
+
+async def _no_key(scope: Scope, receive: Receive, send: Send) -> None:
+    why = "this server needs its API key: Authorization: Bearer KEY"
+    body = error_body(why, kind="authentication_error", param="Authorization", code="invalid_api_key")
+    await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+
+
+def install(app: FastAPI, api_key: str | None, metrics: Metrics) -> None:
+    app.add_middleware(Gate, api_key=api_key, metrics=metrics)

@@ -1,0 +1,44 @@
+"""The HTTP process: `python -m armillary.serve.http_process RUN_FOLDER PARENT LINK LOCK PORT`.
+
+LINK, LOCK and PORT are open files that the supervisor passed on: the link to the engine process, the lock on
+the data folder, and the listening socket.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from armillary.engine.worker import die_with_parent
+from armillary.serve.app import make_app
+from armillary.serve.desk import Desk
+from armillary.serve.jobs import JobStore
+from armillary.serve.link import Link
+from armillary.serve.logs import log_libraries
+from armillary.serve.settings import Settings
+
+_GOODBYE_SECONDS = 3
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until SIGTERM."""
+    run, parent = Path(arguments[0]), int(arguments[1])
+    link, _, port = map(int, arguments[2:])
+    die_with_parent(parent)
+    log_libraries()
+    settings = Settings.read(run)
+    app = make_app(Desk(settings, JobStore(settings.database), Link.inherited(link)))
+    uvicorn.run(
+        app,
+        fd=port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_GOODBYE_SECONDS,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

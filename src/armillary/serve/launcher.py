@@ -1,0 +1,169 @@
+"""From a checked command line to a running server: the settings, and the processes that take over.
+
+On one machine this process becomes the supervisor, so that what the checks have imported is gone. Under
+torchrun it is a rank and stays one; the first rank starts the supervisor beside itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from armillary.engine.abilities import abilities
+from armillary.engine.prepare import Job, latent_patch, prepare
+from armillary.errors import EngineError, Problem, RequestError
+from armillary.residency import Residency
+from armillary.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from armillary.engine.worker import Rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the command line asks for, beside the model and how it is laid out."""
+
+    host: str
+    port: int
+    api_key: str | None
+    no_auth: bool
+    names: tuple[str, ...]
+    data: Path
+    seed: int | None
+    step_timeout: float
+    init_timeout: float
+    max_attempts: int
+    max_queue: int
+    max_upload_bytes: int
+    result_max_age: float
+    result_max_bytes: int
+    allowed_local_media_path: str | None
+
+
+def serve(
+    checkpoint: str,
+    layout: Mapping[str, Any],
+    wanted: Wanted,
+    *,
+    dtype: str | None = None,
+    residency: Residency | Mapping[str, Any] | None = None,
+) -> None:
+    """Check everything, then serve until a signal. Does not return on one machine.
+
+    Raises ArmillaryError with every problem of the command line, the checkpoint, the layout and the machine,
+    before a weight is read, a process is started or a port is opened; EngineError under torchrun when the
+    ranks' work ends.
+    """
+    refuse_open_door(wanted)
+    # a picture, because every checkpoint makes one; only its form is used
+    still = {"prompt": "start", "mode": "text-to-image"}
+    job = prepare(still, checkpoint, layout, dtype=dtype, residency=residency, here=True)
+    settings = _settings(checkpoint, job, wanted)
+    from armillary.engine.torchrun import joined_group
+
+    rank = joined_group()
+    if rank is not None:
+        _serve_as_rank(settings, rank)
+        return
+    settings.write()
+    command = [sys.executable, "-m", "armillary.serve.supervisor", str(settings.run)]
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
+
+
+def refuse_open_door(wanted: Wanted) -> None:
+    """Whoever can reach the server can use it: beyond this machine that takes a key, or a decision."""
+    if wanted.api_key and wanted.no_auth:
+        problem = Problem("bind", "--no-auth and an API key contradict each other", "give one of them")
+        raise RequestError(problem)
+    if not (wanted.api_key or wanted.no_auth or _is_loopback(wanted.host)):
+        why = f"--host {wanted.host} is reached from other machines, and there is no API key"
+        fix = "give --api-key or ARMILLARY_API_KEY, or say --no-auth"
+        raise RequestError(Problem("bind", why, fix))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _settings(checkpoint: str, job: Job, wanted: Wanted) -> Settings:
+    able = abilities(job.folder)
+    # every component that some request may need is loaded once
+    everything = replace(job.request, sound=able.sound and not (able.edge or able.distilled))
+    payload = {**replace(job, request=everything).payload(Path("unused")), "layout": job.layout.degrees}
+    fields = {key: value for key, value in asdict(wanted).items() if key not in ("no_auth", "names")}
+    return Settings(
+        **fields,
+        names=wanted.names or tuple(dict.fromkeys((checkpoint, able.name))),
+        checkpoint=checkpoint,
+        run=Path(tempfile.mkdtemp(prefix="armillary-serve-")),
+        payload=payload,
+        world_size=job.layout.world_size,
+        predicted_bytes=_predicted(job),
+        abilities=able,
+        patch=latent_patch(job.resolved.skeleton),
+    )
+
+
+def _predicted(job: Job) -> tuple[int, ...]:
+    """Bytes of weights by rank: the shards of everything but what generation never calls."""
+    from armillary.models.cosmos3 import UNUSED_BY_GENERATION
+
+    resolved = job.resolved
+    unused = tuple(f"{module}." for module in UNUSED_BY_GENERATION)
+    total = []
+    for tp_rank in range(job.layout.tp):
+        held = 0
+        for name, parameter in resolved.skeleton.parameters.items():
+            if not name.startswith(unused):
+                shard = resolved.shards.get(name)
+                whole = parameter.nbytes
+                held += whole if shard is None else whole // shard.size * shard.local_size(tp_rank)
+        total.append(held)
+    ranks = range(job.layout.world_size)
+    return tuple(total[job.layout.coordinate(rank)["tp"]] for rank in ranks)
+
+
+# --------------------------------------------------------------------------------------------- torchrun
+
+
+def _serve_as_rank(settings: Settings, rank: Rank) -> None:
+    """Be one of torchrun's ranks. When it ends, torchrun ends the others, and starts all again if it may."""
+    from armillary.engine.torchrun import run_as_rank
+
+    supervisor = None
+    if rank.rank == 0:
+        settings = replace(settings, external_ranks=True)
+        settings.write()
+        command = [sys.executable, "-m", "armillary.serve.supervisor", str(settings.run), str(os.getpid())]
+        supervisor = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        _await_line(settings, supervisor)
+    payload = {**settings.payload, "socket": str(settings.line), "tick": settings.step_timeout / 4}
+    timeouts = {"step_timeout": settings.step_timeout, "init_timeout": settings.init_timeout}
+    try:
+        run_as_rank(rank, "armillary.engine.serving:serve_on_rank", payload, **timeouts)
+    finally:
+        if supervisor is not None:
+            supervisor.terminate()
+            supervisor.wait()
+
+
+def _await_line(settings: Settings, supervisor: subprocess.Popen[bytes]) -> None:
+    """Wait until the engine process listens for the first rank."""
+    import time
+
+    deadline = time.monotonic() + 60
+    while not settings.line.exists():
+        if supervisor.poll() is not None or time.monotonic() > deadline:
+            raise EngineError(Problem("supervisor", "the server's own processes did not start"))
+        time.sleep(0.05)

@@ -1,0 +1,188 @@
+"""The server's first process: it owns the port and the data folder, starts the other two, and little else.
+
+`python -m armillary.serve.supervisor RUN_FOLDER`. The HTTP process and the engine process are its children
+and end with it, however it ends; one that ends by itself is started again. The port stays open meanwhile:
+requests wait in its backlog until the new HTTP process takes them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from armillary.engine.worker import die_with_parent
+from armillary.errors import ArmillaryError, EngineError, Problem, RequestError
+from armillary.serve.link import Link
+from armillary.serve.logs import log
+from armillary.serve.settings import Settings
+
+_LOCK_SECONDS = 10.0
+_POLITE_SECONDS = 8.0
+_LONGEST_REST = 5.0
+_BACKLOG = 2048
+FINAL_CODES = (ArmillaryError.exit_code, EngineError.exit_code)
+"""With which the engine process ends where starting it again would be of no use."""
+
+
+class _Child:
+    """One of the two processes, started again whenever it ends."""
+
+    def __init__(self, module: str, run: Path, link: Link, *more: int) -> None:
+        self.name = module
+        self._command = [sys.executable, "-m", f"armillary.serve.{module}", str(run), str(os.getpid())]
+        self._files = (link.fileno(), *more)
+        self._rest = 0.1
+        self._started = 0.0
+        self._due = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start_when_due(self) -> None:
+        if self.process is None and time.monotonic() >= self._due:
+            self._started = time.monotonic()
+            command = [*self._command, *map(str, self._files)]
+            self.process = subprocess.Popen(command, pass_fds=self._files, stdin=subprocess.DEVNULL)
+            log("process_started", process=self.name, pid=self.process.pid)
+
+    def ended(self) -> int | None:
+        """Its exit code if it has ended since the last look; it is then due again, later the more often."""
+        if self.process is None or (code := self.process.poll()) is None:
+            return None
+        lived = time.monotonic() - self._started
+        self._rest = 0.1 if lived > 30 else min(2 * self._rest, _LONGEST_REST)
+        self._due = time.monotonic() + self._rest
+        self.process = None
+        log("process_ended", process=self.name, exit_code=code)
+        return code
+
+    def end(self, deadline: float) -> None:
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def supervise(settings: Settings) -> int:
+    """Run the server until a signal ends it (0) or its ranks cannot be started at all (their exit code).
+
+    Raises RequestError where the port or the data folder is taken.
+    """
+    lock = _lock(settings.data)
+    _remove_leftovers(settings)
+    port = _bind(settings.host, settings.port)
+    to_http, to_engine = Link.pair()
+    # both children keep the lock too: a new server must not start beside an engine that has not ended yet
+    children = (
+        _Child("http_process", settings.run, to_http, lock, port.fileno()),
+        _Child("engine_process", settings.run, to_engine, lock),
+    )
+    stop = _Stop()
+    try:
+        return _watch(children, to_engine, stop)
+    finally:
+        deadline = time.monotonic() + _POLITE_SECONDS
+        for child in children:
+            child.end(deadline)
+
+
+def _watch(children: tuple[_Child, ...], to_engine: Link, stop: _Stop) -> int:
+    while not stop.wanted:
+        for child in children:
+            child.start_when_due()
+            code = child.ended()
+            if child.name == "engine_process" and code is not None:
+                if code in FINAL_CODES:
+                    return code
+                # in the engine's place, since nothing else tells the clients
+                to_engine.send({"state": "restarting", "error": "the engine process ended"})
+        stop.wait(0.05)
+    return 0
+
+
+class _Stop:
+    """SIGTERM, SIGINT and SIGHUP end the server in order."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.wanted = True
+        log("stopping", signal=signal.Signals(number).name)
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _lock(data: Path) -> int:
+    """Hold the data folder; the file stays locked until every process that has it open has ended."""
+    for folder in (data, data / "uploads", data / "results"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                why = f"{data} is in use by another server"
+                raise RequestError(Problem("data-dir", why, "stop it, or give another --data-dir")) from None
+            time.sleep(0.1)
+
+
+def _remove_leftovers(settings: Settings) -> None:
+    """What a server that was killed has left: its run folder, and files that no job names."""
+    note = settings.data / "run"
+    if note.exists():
+        old = Path(note.read_text())
+        if old != settings.run and old.name.startswith("armillary-"):
+            shutil.rmtree(old, ignore_errors=True)
+    note.write_text(str(settings.run))
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        why = f"{host} port {port} cannot be opened ({error.strerror or error})"
+        raise RequestError(Problem("port", why, "give another --host or --port")) from None
+    return listener
+
+
+def main(arguments: list[str]) -> int:
+    """Exit codes as everywhere: 0 ended by a signal, 2 refused, 4 the ranks cannot be started."""
+    run = Path(arguments[0])
+    if len(arguments) > 1:  # under torchrun the first rank is the parent
+        die_with_parent(int(arguments[1]))
+    try:
+        return supervise(Settings.read(run))
+    except ArmillaryError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return error.exit_code
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
