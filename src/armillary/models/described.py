@@ -57,8 +57,12 @@ def describe(folder: Path, *, dtype: str | None = None) -> DescribedCheckpoint:
         CheckpointError: not a checkpoint, no model class, or tensors that are missing, extra or
             mis-shaped; all of them.
     """
-    index = read_index(folder)
-    model_class = class_named_in(index.config, folder)
+    return describe_index(read_index(folder), dtype=dtype)
+
+
+def describe_index(index: CheckpointIndex, *, dtype: str | None = None) -> DescribedCheckpoint:
+    """See `describe`; of headers that are read already."""
+    model_class = class_named_in(index.config, index.folder)
     family = family_of(model_class)
     if family and hasattr(family, "parameters"):
         skeleton = _configured(model_class, index)

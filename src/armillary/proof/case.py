@@ -68,7 +68,6 @@ def names_of(index: CheckpointIndex, config: Mapping[str, Any]) -> list[str]:
     name = class_named_in(config, index.folder)
     if family_of(name):
         return list(skeleton_for(name, config).parameters)
-    from armillary.parallel.load import build_on_meta
+    from armillary.models.meta import skeleton_on_meta
 
-    model = build_on_meta(CheckpointIndex(index.folder, config, {}))
-    return list(model.state_dict())
+    return list(skeleton_on_meta(name, config).parameters)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from armillary.models.coverage import split_fraction
 from armillary.plan.resolve import ResolvedPlan
 from armillary.proof.activations import Apart, places
 from armillary.proof.case import Case
@@ -54,18 +55,6 @@ def judge(case: Case, files: Files, resolved: ResolvedPlan) -> VerifyReport:
         return report
     found = first_divergence(places(files.activations), apart, rounding, case.dtype)
     return replace(report, divergence=found or _in_the_weights(differing))
-
-
-def split_fraction(resolved: ResolvedPlan) -> float:
-    """Share of the bytes of linear layers' weights inside blocks that tp splits; biases are a trifle that a
-    row split never splits."""
-    linear = {
-        name: parameter.nbytes
-        for name, parameter in resolved.skeleton.parameters.items()
-        if parameter.kind == "linear" and len(parameter.shape) > 1 and block_of(name)
-    }
-    split = sum(nbytes for name, nbytes in linear.items() if name in resolved.shards)
-    return split / sum(linear.values()) if linear else 0.0
 
 
 def _outputs(case: Case, files: Files) -> dict[str, OutputDistance]:

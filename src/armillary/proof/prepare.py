@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from armillary.checkpoint.index import CheckpointIndex, read_object
+from armillary.checkpoint.index import read_object
 from armillary.checkpoint.locate import is_here, locate, locate_configs
 from armillary.engine.abilities import MODEL_CLASS, abilities
 from armillary.engine.launch import rank_problems
@@ -15,8 +15,8 @@ from armillary.engine.prepare import DTYPES, Job, main_dtype, prepare as prepare
 from armillary.engine.torchrun import joined_group
 from armillary.errors import LayoutError, Problem, Refusals, RequestError, list_choices
 from armillary.layout import Layout
-from armillary.models.described import DescribedCheckpoint, as_loaded, class_named_in, hold_against
-from armillary.models.registry import family_of, resolve, skeleton_for, skeleton_of
+from armillary.models.described import class_named_in, describe_index
+from armillary.models.registry import family_of, resolve
 from armillary.parallel.degrees import refuse_context
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
@@ -146,14 +146,14 @@ def _residency(residency: Residency | Mapping[str, Any] | None) -> Residency:
 def _complete(case: Case, dtype: str | None) -> tuple[Case, ResolvedPlan]:
     """The case with its dtypes, after the plan was held against the model and the memory against both."""
     index = case.index()
-    stored = _described(index, None)
+    stored = describe_index(index)
     dtype = dtype or main_dtype(stored)
     refusals = Refusals()
     if dtype not in DTYPES:
         what = f"a proof cannot be computed in {dtype}"
         refusals.add(RequestError, [Problem("dtype", what, f"use {list_choices(DTYPES)}")])
         dtype = "float32"
-    skeleton = _described(index, dtype).skeleton
+    skeleton = describe_index(index, dtype=dtype).skeleton
     with refusals.collect():
         refuse_context(case.layout, stored.model_class, case.request is not None, case.residency)
     refusals.add(LayoutError, rank_problems(case.layout.world_size) if case.request is None else [])
@@ -179,21 +179,6 @@ def _function_problems(case: Case, model_class: str) -> Iterator[Problem]:
     elif case.inputs is None and case.request is None and not family_of(model_class):
         what = f"Armillary has no inputs for a forward of {model_class}"
         yield Problem("inputs", what, "give inputs=, a function that makes its keyword arguments")
-
-
-def _described(index: CheckpointIndex, dtype: str | None) -> DescribedCheckpoint:
-    """The model of an index as it will be loaded; a class without a family is built on meta."""
-    name = class_named_in(index.config, index.folder)
-    family = family_of(name)
-    if family:
-        skeleton, kept = skeleton_for(name, index.config), family.FP32_MODULES
-    else:
-        from armillary.parallel.load import build_on_meta
-
-        model = build_on_meta(index)
-        skeleton, kept = skeleton_of(model), getattr(model, "_keep_in_fp32_modules", None) or ()
-    hold_against(index, skeleton)
-    return DescribedCheckpoint(name, index, as_loaded(skeleton, index, dtype, kept))
 
 
 def _as_json(plan: ParallelPlan | Mapping[str, object] | None) -> Mapping[str, Any] | None:

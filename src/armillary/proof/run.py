@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from armillary.engine.guidance import own_denoiser
 from armillary.engine.pipeline import build_pipeline, pipeline_arguments
 from armillary.engine.request import CompleteRequest
-from armillary.models.registry import family_of
+from armillary.models.registry import complete, family_of
 from armillary.parallel.mesh import Mesh
 from armillary.proof.case import Case
 
@@ -65,9 +65,9 @@ def inputs_of(function: str | None, model: nn.Module) -> dict[str, Any]:
         module, _, name = function.partition(":")
         made: dict[str, Any] = getattr(importlib.import_module(module), name)(model)
         return made
-    family: Any = family_of(model)
+    family = family_of(model)
     assert family is not None, "a class without a family comes with a function"
-    return dict(family.inputs(model.config))
+    return family.inputs(complete(family, model.config))
 
 
 def _cast(model: nn.Module, value: Any) -> Any:
