@@ -74,8 +74,10 @@ def test_without_a_verb_the_help_is_shown_as_bad_input(capsys: pytest.CaptureFix
     ("arguments", "problem"),
     [
         (["genrate"], "No such command 'genrate'. Did you mean 'generate'?"),
-        (["--verson"], "No such option: --verson (Possible options: --version)"),
-        (["generate", "--prmpt"], "No such option: --prmpt (Possible options: --prompt)"),
+        (["--verson"], "there is no flag --verson; --version, perhaps"),
+        (["generate", "--prmpt"], "there is no flag --prmpt; --prompt, perhaps"),
+        (["generate", "--steps"], "there is no flag --steps; --num-inference-steps, perhaps"),
+        (["generate", "--tp=2"], "there is no flag --tp; --tensor-parallel-size, perhaps"),
         (["tiny", "a", "b"], "unexpected 'b'"),
     ],
 )

@@ -7,6 +7,7 @@ work and every check of a value lie behind it. Exit codes: 0 right, 1 a proof or
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 import warnings
@@ -20,10 +21,28 @@ from armillary.errors import ArmillaryError, Problem
 
 VERBS = {
     "generate": "Generate a picture or a video, on one device or on several.",
-    "tiny": "Write a small random-weight Cosmos 3 checkpoint.",
     "serve": "Serve a model over HTTP, as OpenAI's and vLLM-Omni's API.",
+    "tiny": "Write a small random-weight Cosmos 3 checkpoint.",
     "verify": "Prove that a layout computes what one process computes.",
 }
+
+
+OTHER_NAMES = {
+    "--tp": ("--tensor-parallel-size",),
+    "--tp-size": ("--tensor-parallel-size",),
+    "--tp-degree": ("--tensor-parallel-size",),
+    "--sp": ("--ulysses-degree",),
+    "--cfg": ("--guidance-scale", "--cfg-parallel-size"),
+    "--width": ("--size",),
+    "--height": ("--size",),
+    "--resolution": ("--size",),
+    "--frames": ("--num-frames",),
+    "--duration": ("--seconds",),
+    "--shift": ("--flow-shift",),
+    "--offload": ("--enable-layerwise-offload",),
+    "--out": ("--output",),
+}
+"""What other tools call a flag."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,8 +124,23 @@ def _load_verb(verb: str) -> Any:
 
 def _usage_problem(error: typer.TyperException) -> Problem:
     ctx = getattr(error, "ctx", None)
+    typed = getattr(error, "option_name", None)
+    if ctx and typed:
+        flags = [flag for param in ctx.command.get_params(ctx) for flag in param.opts]
+        meant = " or ".join(likely_flags(typed, flags))
+        fix = f"{meant}, perhaps; " if meant else ""
+        return Problem("usage", f"there is no flag {typed}", f"{fix}see {ctx.command_path} --help")
     fix = f"see {ctx.command_path} --help" if ctx else ""
     return Problem(rule="usage", message=error.format_message().rstrip("."), fix=fix)
+
+
+def likely_flags(typed: str, flags: Sequence[str]) -> list[str]:
+    """The flags that one who typed `typed` may have meant: the same thing under another tool's name, those
+    that have all of its words, else those spelt nearly so."""
+    names = [name for name in OTHER_NAMES.get(typed, ()) if name in flags]
+    words = set(typed.strip("-").split("-"))
+    longer = [flag for flag in flags if words <= set(flag.strip("-").split("-"))]
+    return names or longer or difflib.get_close_matches(typed, flags, n=2, cutoff=0.75)
 
 
 def _report(error: ArmillaryError) -> int:

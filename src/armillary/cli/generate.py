@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @takes(Request=REQUEST, Layout=LAYOUT, Residency=RESIDENCY)
 def generate(
-    checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint: a folder or a hub id.")],
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or toy-world, which ships.")
+    ],
     output: Annotated[
         Path,
         typer.Option("-o", "--output", metavar="FILE", help=".mp4, .png, .jpg, or .npz without loss."),
@@ -69,8 +71,8 @@ def generate(
 
 def _summary(result: GenerationResult) -> str:
     request = result.request
-    weights = " + ".join(f"{held:,}" for held in result.weight_bytes)
+    weights = " + ".join(f"{held / 2**20:,.1f}" for held in result.weight_bytes)
     return (
         f"{request.mode} {request.width}x{request.height}x{request.num_frames}  seed {result.seed}  "
-        f"{result.dtype}  weights {weights} bytes  {result.seconds_per_step:.2f} s/step"
+        f"{result.dtype}  weights {weights} MiB  {result.seconds_per_step:.2f} s/step"
     )
