@@ -96,6 +96,7 @@ def _stock_pipeline(folder: Path) -> Any:
     pipeline = ModularPipeline.from_pretrained(str(folder))
     pipeline.load_components(dtype=torch.float32)
     pipeline.disable_safety_checker()
+    pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 

@@ -136,7 +136,12 @@ def on_each_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
             "bare_matmuls": bare.matmuls,
             "bare_reduces": bare.reduces,
         }
-        times = interleave(runs, payload["repeats"], warm_up=2, before_each=dist.barrier)
+
+        def together() -> None:
+            rank.heartbeat.beat()
+            dist.barrier()
+
+        times = interleave(runs, payload["repeats"], warm_up=2, before_each=together)
         figures[shape] = {
             "wall": _slowest({run: [elapsed.wall for elapsed in each] for run, each in times.items()}),
             "cpu": _slowest({run: [elapsed.cpu for elapsed in each] for run, each in times.items()}),

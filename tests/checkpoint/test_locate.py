@@ -80,12 +80,23 @@ def test_a_repo_in_the_cache_is_found_offline(cached_repo: Path) -> None:
     assert locate("owner/name", "transformer") == cached_repo / "transformer"
 
 
-@pytest.mark.parametrize("name", ["owner/other", "owner/bad--name"])
-def test_a_repo_that_cannot_be_reached_is_refused(cached_repo: Path, name: str) -> None:
-    with pytest.raises(
-        CheckpointError, match=f"{name} is neither a folder here nor a hub repo that can be reached"
-    ):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("owner/other", "its cache has no such repo, and HF_HUB_OFFLINE allows no more than a look into it"),
+        ("owner/bad--name", "that is not how a repo is named; name a folder, or a repo as owner/name"),
+    ],
+)
+def test_a_repo_that_cannot_be_reached_is_refused_with_the_reason(
+    cached_repo: Path, name: str, why: str
+) -> None:
+    with pytest.raises(CheckpointError, match=f"{name} is no folder here, and of the hub: {why}"):
         locate(name)
+
+
+def test_a_name_spelt_nearly_like_a_shipped_one_is_answered_with_it() -> None:
+    with pytest.raises(CheckpointError, match="there is no folder toyworld; toy-world ships with Armillary"):
+        locate("toyworld")
 
 
 def test_a_shipped_checkpoint_is_found_by_its_name() -> None:

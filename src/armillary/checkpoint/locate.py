@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 
@@ -53,7 +54,11 @@ def locate(checkpoint: str | Path, subfolder: str | None = None, *, whole: bool 
     if path.exists():
         raise _not_found(f"{path} is a file, not a folder", f"name the folder it lies in: {path.parent}")
     if isinstance(checkpoint, Path) or _looks_like_a_path(checkpoint):
-        raise _not_found(f"there is no folder {path}", "check the path; a hub repo is named owner/name")
+        close = get_close_matches(str(checkpoint), SHIPPED, n=1)
+        fix = (
+            f"{close[0]} ships with Armillary" if close else "check the path; a hub repo is named owner/name"
+        )
+        raise _not_found(f"there is no folder {path}", fix)
     return _inside(_from_hub(checkpoint, *patterns(subfolder, whole)), subfolder)
 
 
@@ -84,12 +89,36 @@ def _from_hub(repo: str, allow: list[str] | None, ignore: list[str] | None) -> P
     try:
         return Path(snapshot_download(repo, allow_patterns=allow, ignore_patterns=ignore))
     except Exception as error:  # network, login, name, disk: to the user all of them mean "not found"
-        reason = next(iter(str(error).strip().splitlines()), "")
-        raise _not_found(
-            f"{repo} is neither a folder here nor a hub repo that can be reached: "
-            f"{type(error).__name__}: {reason}",
-            "check the name, the network and the hub login; HF_HUB_OFFLINE=1 looks into the cache only",
-        ) from error
+        reason, fix = _in_words(error)
+        raise _not_found(f"{repo} is no folder here, and of the hub: {reason}", fix) from error
+
+
+def _in_words(error: Exception) -> tuple[str, str]:
+    """Why the hub gave nothing, and what helps."""
+    from huggingface_hub import errors
+
+    login = "log in with `hf auth login`"
+    match error:
+        case errors.GatedRepoError():
+            return "its owner wants terms to be accepted first", f"accept them on its page, then {login}"
+        case errors.RepositoryNotFoundError():
+            return "it has no such repo, or a private one", f"check the name; for a private repo {login}"
+        case errors.HFValidationError():
+            return "that is not how a repo is named", "name a folder, or a repo as owner/name"
+        case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled():
+            offline = "its cache has no such repo, and HF_HUB_OFFLINE allows no more than a look into it"
+            absent = "it cannot be reached, and its cache has no such repo"
+            return (offline if _offline() else absent), "check the name and the network"
+        case OSError(strerror=str(reason)):
+            return reason, "check the network, and the disk that has the hub's cache"
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first_line}", f"check the name and the network; {login}"
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def _not_found(what: str, fix: str) -> CheckpointError:
