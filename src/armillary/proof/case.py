@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -33,8 +34,7 @@ class Case:
     """The dtype in which one process computes again: how far that is from float32 says what rounding does."""
     residency: Residency = field(default_factory=Residency)
     plan: Mapping[str, Any] | None = None
-    """Replaces the registered plan; `overrides` are merged into it."""
-    overrides: Mapping[str, Any] | None = None
+    """Replaces the registered plan, as JSON; None: that one."""
     layers: int | None = None
     """At most so many blocks of each list; None: all."""
     inputs: str | None = None
@@ -61,6 +61,16 @@ class Case:
             fields[name] = None if fields[name] is None else Path(fields[name])
         made = {"layout": Layout(**fields["layout"]), "residency": Residency(**fields["residency"])}
         return cls(**{**fields, **made, "inputs_of": tuple(fields["inputs_of"])})
+
+
+@contextmanager
+def named(case: Case) -> Iterator[None]:
+    """An error raised inside says which case it was: several may share a group of ranks."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while {case.folder.name} was computed for {case.layout}")
+        raise
 
 
 def names_of(index: CheckpointIndex, config: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from armillary.parallel.load import load
 from armillary.parallel.mesh import Mesh, build_mesh
 from armillary.parallel.tensor import sharding_of
 from armillary.proof.activations import Comparer, Part
-from armillary.proof.case import Case
+from armillary.proof.case import Case, named
 from armillary.proof.files import Files
 from armillary.proof.progress import counted
 from armillary.proof.run import run_case
@@ -34,7 +34,8 @@ def compute(payload: Mapping[str, Any], rank: Rank) -> None:
     mesh = build_mesh(Layout(**payload["layout"]))
     for number, text in enumerate(payload["cases"]):
         case, files = Case.from_json(text), Files(Path(payload["folder"]) / str(number))
-        _compute(case, files, mesh, rank)
+        with named(case):
+            _compute(case, files, mesh, rank)
 
 
 def _compute(case: Case, files: Files, mesh: Mesh, rank: Rank) -> None:
@@ -73,7 +74,6 @@ def _load(case: Case, mesh: Mesh, device: torch.device) -> nn.Module:
         dtype=getattr(torch, case.dtype),
         device=device,
         plan=case.plan,
-        overrides=case.overrides,
         residency=case.residency,
         prefill=generates,
         leave_out=family.UNUSED_BY_GENERATION if generates and family else (),

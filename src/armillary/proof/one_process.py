@@ -16,7 +16,7 @@ from armillary.models.registry import held_dtype, resolve
 from armillary.parallel.load import build_on_meta, find_class
 from armillary.parallel.tensor import place
 from armillary.proof.activations import Comparer, Keeper, Part
-from armillary.proof.case import Case
+from armillary.proof.case import Case, named
 from armillary.proof.files import Files
 from armillary.proof.progress import counted
 from armillary.proof.run import run_case
@@ -31,19 +31,24 @@ def compute(payload: Mapping[str, Any], rank: Rank) -> None:
     """The task of the one process: every case in float32, then in its yardstick's dtype."""
     for number, text in enumerate(payload["cases"]):
         case, files = Case.from_json(text), Files(Path(payload["folder"]) / str(number))
-        keeper = Keeper(files.activations)
-        _compute(case, files, "float32", rank, keeper.see)
-        keeper.write()
-        if case.yardstick:
-            comparer = Comparer(files.activations, Part())
-            _compute(case, files, case.yardstick, rank, comparer.see)
-            files.write("rounding", [[call, place, apart] for (call, place), apart in comparer.apart.items()])
+        with named(case):
+            _compute_both(case, files, rank)
+
+
+def _compute_both(case: Case, files: Files, rank: Rank) -> None:
+    keeper = Keeper(files.activations)
+    _compute(case, files, "float32", rank, keeper.see)
+    keeper.write()
+    if case.yardstick:
+        comparer = Comparer(files.activations, Part())
+        _compute(case, files, case.yardstick, rank, comparer.see)
+        files.write("rounding", [[call, place, apart] for (call, place), apart in comparer.apart.items()])
 
 
 def _compute(case: Case, files: Files, dtype: str, rank: Rank, see: See) -> None:
     model = stock_model(case, dtype, rank.device)
     if dtype == case.dtype:
-        resolved = resolve(model, case.layout, plan=case.plan, overrides=case.overrides)
+        resolved = resolve(model, case.layout, plan=case.plan)
         files.write("weights", expected_prints(model, resolved))
     with (
         counted(case.calls, f"One process, {dtype}", rank.heartbeat) as on_call,

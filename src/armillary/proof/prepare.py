@@ -17,7 +17,7 @@ from armillary.errors import LayoutError, Problem, Refusals, RequestError, list_
 from armillary.layout import Layout
 from armillary.models.described import class_named_in, describe_index
 from armillary.models.registry import family_of, resolve
-from armillary.parallel.degrees import refuse_context
+from armillary.parallel.degrees import refuse_residency
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
 from armillary.plan.styles import PackedRowwise, Rowwise
@@ -75,14 +75,12 @@ def prepare(
         dtype="",
         yardstick=None,
         residency=residency,
-        plan=_as_json(asked.plan),
-        overrides=asked.overrides,
         layers=asked.layers,
         inputs=asked.inputs,
         after_load=asked.after_load,
         calls=_calls(job) if job else 1,
     )
-    return _complete(case, asked.dtype)
+    return _complete(case, asked)
 
 
 def _refuse_torchrun() -> None:
@@ -143,11 +141,11 @@ def _residency(residency: Residency | Mapping[str, Any] | None) -> Residency:
     return residency if isinstance(residency, Residency) else Residency(**(residency or {}))
 
 
-def _complete(case: Case, dtype: str | None) -> tuple[Case, ResolvedPlan]:
+def _complete(case: Case, asked: Asked) -> tuple[Case, ResolvedPlan]:
     """The case with its dtypes, after the plan was held against the model and the memory against both."""
     index = case.index()
     stored = describe_index(index)
-    dtype = dtype or main_dtype(stored)
+    dtype = asked.dtype or main_dtype(stored)
     refusals = Refusals()
     if dtype not in DTYPES:
         what = f"a proof cannot be computed in {dtype}"
@@ -155,17 +153,19 @@ def _complete(case: Case, dtype: str | None) -> tuple[Case, ResolvedPlan]:
         dtype = "float32"
     skeleton = describe_index(index, dtype=dtype).skeleton
     with refusals.collect():
-        refuse_context(case.layout, stored.model_class, case.request is not None, case.residency)
+        refuse_residency(stored.model_class, case.request is not None, case.residency)
     refusals.add(LayoutError, rank_problems(case.layout.world_size) if case.request is None else [])
     refusals.add(RequestError, _function_problems(case, stored.model_class))
     with refusals.collect():
-        resolved = resolve(skeleton, case.layout, plan=case.plan, overrides=case.overrides)
+        resolved = resolve(skeleton, case.layout, plan=asked.plan, overrides=asked.overrides)
         inputs = [path for path, style in resolved.styles.items() if isinstance(style, _SPLIT_INPUTS)]
         exact, problems = fits(resolved, case.layout, has_blocks=bool(depths(index)))
         refusals.add(LayoutError, problems)
     refusals.raise_if_any()
     yardstick = dtype if dtype != "float32" else "float64" if exact else None
-    return replace(case, dtype=dtype, yardstick=yardstick, inputs_of=tuple(inputs)), resolved
+    # with what was merged into it, so that the ranks need not know from where
+    plan = None if asked.plan is asked.overrides is None else resolved.plan.to_json()
+    return replace(case, dtype=dtype, yardstick=yardstick, plan=plan, inputs_of=tuple(inputs)), resolved
 
 
 def _function_problems(case: Case, model_class: str) -> Iterator[Problem]:
@@ -179,10 +179,3 @@ def _function_problems(case: Case, model_class: str) -> Iterator[Problem]:
     elif case.inputs is None and case.request is None and not family_of(model_class):
         what = f"Armillary has no inputs for a forward of {model_class}"
         yield Problem("inputs", what, "give inputs=, a function that makes its keyword arguments")
-
-
-def _as_json(plan: ParallelPlan | Mapping[str, object] | None) -> Mapping[str, Any] | None:
-    """A plan as the ranks are told it."""
-    if plan is None:
-        return None
-    return (plan if isinstance(plan, ParallelPlan) else ParallelPlan(plan)).to_json()

@@ -92,15 +92,15 @@ class VerifyReport:
         return {
             "ok": self.ok,
             "layout": self.layout.degrees,
-            "relative_l2": _finite(self.relative_l2),
-            "max_abs": _finite(self.max_abs),
+            "relative_l2": finite(self.relative_l2),
+            "max_abs": finite(self.max_abs),
             "ranks_equal": self.ranks_equal,
             "first_divergence": self.first_divergence,
             "outputs": {
-                name: {key: _finite(value) for key, value in asdict(one).items()}
+                name: {key: finite(value) for key, value in asdict(one).items()}
                 for name, one in self.outputs.items()
             },
-            "tolerance": _finite(self.tolerance),
+            "tolerance": finite(self.tolerance),
             "tolerance_rule": self.tolerance_rule,
             "class": self.model_class,
             "dtype": self.dtype,
@@ -177,9 +177,10 @@ def _numbers(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """A number as JSON has it; None for one that is none."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _all_finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _finite(value) if isinstance(value, float) else value for key, value in values.items()}
+    return {key: finite(value) if isinstance(value, float) else value for key, value in values.items()}

@@ -67,7 +67,8 @@ def inputs_of(function: str | None, model: nn.Module) -> dict[str, Any]:
         return made
     family = family_of(model)
     assert family is not None, "a class without a family comes with a function"
-    return family.inputs(complete(family, model.config))
+    config: Any = model.config
+    return family.inputs(complete(family, config))
 
 
 def _cast(model: nn.Module, value: Any) -> Any:
