@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from armillary.parallel.save import (
         save as save,
     )
+    from armillary.plan.context import (
+        ContextInput as ContextInput,
+        ContextOutput as ContextOutput,
+    )
     from armillary.plan.plan import (
         ParallelPlan as ParallelPlan,
     )
@@ -73,6 +77,8 @@ _HOME = {
     "ArmillaryError": "armillary.errors",
     "CheckpointError": "armillary.errors",
     "Colwise": "armillary.plan.styles",
+    "ContextInput": "armillary.plan.context",
+    "ContextOutput": "armillary.plan.context",
     "EngineError": "armillary.errors",
     "GenerationRequest": "armillary.engine.request",
     "GenerationResult": "armillary.engine.generate",

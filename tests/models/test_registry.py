@@ -74,9 +74,25 @@ def test_a_class_that_carries_a_plan_is_understood_as_it_is() -> None:
 @pytest.mark.parametrize("model", ["Stranger", Stranger, Stranger(2, 2)])
 def test_a_class_without_a_plan_is_refused_with_the_known_ones(model: object) -> None:
     with pytest.raises(
-        PlanError, match=rf"Stranger has no registered plan; pass plan=.* registered: .*{COSMOS3}"
-    ):
+        PlanError, match=rf"Stranger has no registered plan \(registered: .*{COSMOS3}"
+    ) as caught:
         plan_for(model)
+    assert '{"blocks.*.attn.to_q": "colwise", "blocks.*.attn.to_out.0": "rowwise", ...}' in str(caught.value)
+
+
+def test_a_plan_is_shown_in_the_terms_of_the_model_that_has_none() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w1, self.w2 = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    model = nn.ModuleDict({"layers": nn.ModuleList([Block(), Block()])})
+    with pytest.raises(
+        PlanError, match=r'\{"layers\.\*\.w1": "colwise", "layers\.\*\.w2": "rowwise", \.\.\.\}'
+    ):
+        resolve(model, Layout(tp=2))
+    overrides = {"layers.*.w1": "colwise", "layers.*.w2": "rowwise"}
+    assert "layers.0.w1.bias" in resolve(model, Layout(tp=2), overrides=overrides).shards
 
 
 def test_known_classes_are_those_with_a_plan() -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from armillary import Colwise, Optional, PackedColwise, ParallelPlan, PlanError, Rowwise, VocabSplit, plan_for
+from armillary.plan.context import ContextInput
 
 SMALL = ParallelPlan({"embed": VocabSplit(), "blocks.*.up": "colwise", "blocks.*.down": "rowwise"})
 
@@ -94,5 +95,5 @@ def test_overrides_that_are_no_object_are_refused_by_their_source() -> None:
 
 
 def test_the_context_of_a_plan_survives_a_merge() -> None:
-    plan = ParallelPlan({"a": "colwise"}, {"": {"x": 1}})
-    assert plan.merge({"b": "colwise"}).context == {"": {"x": 1}}
+    plan = ParallelPlan({"a": "colwise"}, {"": {"x": ContextInput(1)}})
+    assert plan.merge({"b": "colwise"}).context == {"": {"x": ContextInput(1)}}

@@ -7,7 +7,8 @@ configs.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ from armillary.checkpoint.dtypes import BY_NAME, DType
 from armillary.errors import CheckpointError, PlanError, Problem, Refusals, list_choices
 from armillary.layout import Layout
 from armillary.models.family import Family
+from armillary.plan.declared import declared_plan
+from armillary.plan.draft import EXAMPLE, drafted
 from armillary.plan.explain import match_key
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan, resolve_plan
@@ -23,6 +26,7 @@ from armillary.plan.skeleton import Parameter, Skeleton
 _FAMILIES = {
     "Cosmos3OmniTransformer": "cosmos3",
     "FluxTransformer2DModel": "flux",
+    "MiniMaxH3Transformer3DModel": "minimax_h3",
     "WanTransformer3DModel": "wan",
     "WanVACETransformer3DModel": "wan_vace",
 }
@@ -51,24 +55,36 @@ def families() -> dict[str, Family]:
 def plan_for(model: object) -> ParallelPlan:
     """The plan for a model, a model class or a class name.
 
-    A class of its own that carries `_tp_plan` (as diffusers' classes do) is understood as it is, and where
-    a class declares `_cp_plan`, that is the context plan.
+    A class of its own that carries `_tp_plan` or a `_get_tp_plan()` method (as diffusers' classes do) is
+    understood as it is, and where a class declares `_cp_plan`, that is the context plan.
 
-    Raises `PlanError` naming the known classes when there is none.
+    Raises `PlanError` that shows how to write one when there is none.
     """
-    cls = _class_of(model)
-    context = getattr(cls, "_cp_plan", None)
-    if family := family_of(model):
-        return family.PLAN.with_context(context) if context else family.PLAN
-    name = model if isinstance(model, str) else cls.__name__
-    if declared := getattr(cls, "_tp_plan", None):
-        return ParallelPlan(declared, context, source=f"{name}._tp_plan")
-    raise PlanError(
-        Problem(
-            "no-plan",
-            f"{name} has no registered plan",
-            f"pass plan=ParallelPlan({{...}}); registered: {list_choices(known_classes())}",
-        )
+    name = model if isinstance(model, str) else _class_of(model).__name__
+    plan = _known_plan(family_of(model), None if isinstance(model, str) else declared_plan(model))
+    if plan is None:
+        raise PlanError(no_plan(name))
+    return plan
+
+
+def _known_plan(family: Family | None, declared: ParallelPlan | None) -> ParallelPlan | None:
+    """The family's entries before those of the class, with the context that the class declares."""
+    if family is None:
+        return declared
+    if declared is None or not declared.context:
+        return family.PLAN
+    return family.PLAN.with_context(declared.context, source=next(iter(declared.context_sources.values())))
+
+
+def no_plan(name: str, layers: Iterable[str] = ()) -> Problem:
+    """What a class without a plan is told: how to write one, in terms of its own `layers` where known."""
+    entries = drafted(layers) or EXAMPLE
+    example = json.dumps({key: entries[key] for key in list(entries)[:3]}).removesuffix("}")
+    return Problem(
+        "no-plan",
+        f"{name} has no registered plan (registered: {', '.join(known_classes())})",
+        f"write one into plan.json, {example}, ...}}, hold it against the checkpoint with "
+        "`armillary check MODEL --plan plan.json`, and pass it as plan= or --plan; see docs/plans.md",
     )
 
 
@@ -120,7 +136,7 @@ def held_dtype(name: str, dtype: DType, fp32_modules: Collection[str]) -> DType:
 
 def skeleton_of(model: Any) -> Skeleton:
     """The skeleton of a live or meta model, with the head facts of its family."""
-    skeleton = Skeleton.of_model(model)
+    skeleton = replace(Skeleton.of_model(model), declared=declared_plan(model))
     family = family_of(model)
     return with_facts(skeleton, family) if family else skeleton
 
@@ -139,6 +155,7 @@ def resolve(
     *,
     plan: ParallelPlan | Mapping[str, object] | None = None,
     overrides: Mapping[str, object] | None = None,
+    model_class: type | None = None,
 ) -> ResolvedPlan:
     """What every rank of `layout` holds of a model; nothing is read, allocated or started.
 
@@ -147,6 +164,7 @@ def resolve(
         layout: the degrees.
         plan: replaces the registered plan.
         overrides: merged into the plan key by key; None removes a key.
+        model_class: the class itself, which may declare plans; a skeleton knows its name only.
 
     Raises:
         PlanError: the plan does not describe the model.
@@ -157,25 +175,23 @@ def resolve(
     )
     changes: dict[str, Any] = {"overrides": overrides}
     if plan is None:
-        plan = _registered_plan(model_or_skeleton, layout)
+        of = skeleton.model_class if isinstance(model_or_skeleton, Skeleton) else model_or_skeleton
+        known = _known_plan(family_of(of), skeleton.declared)
         changes = {"config.json": skeleton.config.get("parallel_plan"), **changes}
-    chosen = plan if isinstance(plan, ParallelPlan) else ParallelPlan(plan)
+    chosen = known or ParallelPlan({}) if plan is None else _as_plan(plan)
     refusals = Refusals()
     for source, change in changes.items():
         with refusals.collect():
             chosen = chosen.merge(change, source=source)
     refusals.raise_if_any()
+    # one rank splits nothing, so that a class without a plan is no obstacle to it
+    if layout.tp > 1 and plan is None and not chosen.entries:
+        raise PlanError(no_plan(skeleton.model_class, skeleton.modules))
     return resolve_plan(skeleton, chosen, layout)
 
 
-def _registered_plan(model_or_skeleton: object, layout: Layout) -> ParallelPlan:
-    model = model_or_skeleton.model_class if isinstance(model_or_skeleton, Skeleton) else model_or_skeleton
-    try:
-        return plan_for(model)
-    except PlanError:
-        if layout.tp > 1:
-            raise
-        return ParallelPlan({})  # one rank splits nothing, so a class without a plan is no obstacle
+def _as_plan(plan: ParallelPlan | Mapping[str, object]) -> ParallelPlan:
+    return plan if isinstance(plan, ParallelPlan) else ParallelPlan({}).merge(plan, source="plan")
 
 
 def _class_of(model: object) -> type:

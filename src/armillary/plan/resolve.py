@@ -14,6 +14,7 @@ from types import MappingProxyType
 from armillary.errors import LayoutError, PlanError, Problem, Refusals, list_choices
 from armillary.layout import Layout
 from armillary.plan.claims import claim_modules, intended_styles
+from armillary.plan.context import ResolvedContext, resolve_context
 from armillary.plan.explain import Match, match_key, pattern_of
 from armillary.plan.pairing import pairing_problems
 from armillary.plan.plan import ParallelPlan
@@ -50,7 +51,8 @@ class ResolvedPlan:
     """What every rank of a layout holds of a model.
 
     `shards` maps full parameter names to their `Shard`, split ones only; every other parameter is in
-    `replicated`. `skipped_optional` has one entry per optional plan key that matched nothing.
+    `replicated`. `skipped_optional` has one entry per optional plan key that matched nothing; keys of the
+    context part stand there as "context KEY".
     """
 
     layout: Layout
@@ -65,6 +67,15 @@ class ResolvedPlan:
     """Path of an attention module -> its head counts."""
     matches: Mapping[str, Match]
     """Plan key -> the modules it found, and how many blocks have none."""
+    cuts: Mapping[str, Cut]
+    """Every parameter that the plan splits over more than one rank -> its dimension and segments."""
+    context: ResolvedContext
+    """Where the sequence is split and gathered."""
+
+    @property
+    def legal_tp(self) -> list[int]:
+        """The tp degrees that the model allows with this plan, ascending."""
+        return legal_degrees({segment: None for _, segments in self.cuts.values() for segment in segments})
 
     def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
         """Shape of parameter `name` on one tp rank."""
@@ -88,7 +99,7 @@ def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Reso
     be split over `layout.tp` ranks, `ArmillaryError` when both are so; with every problem and, for a degree,
     the legal ones.
     """
-    problems: list[Problem] = []
+    problems: list[Problem] = [*_for_another_class(plan, skeleton)]
     claims = claim_modules(skeleton, plan, problems)
     styles = claims.styles
     groups = _attention_modules(skeleton)
@@ -97,6 +108,7 @@ def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Reso
     problems.extend(_half_split(skeleton, intended, groups))
     problems.extend(projection_problems(skeleton, intended, groups))
     problems.extend(pairing_problems(skeleton, intended, cuts, claims.matches))
+    context = resolve_context(skeleton, plan.context, plan.context_label, problems)
     refusals = Refusals()
     refusals.add(PlanError, problems)
     refusals.add(LayoutError, _degree_problems(cuts, layout.tp, skeleton.model_class))
@@ -110,13 +122,26 @@ def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Reso
         plan=plan,
         shards=MappingProxyType(shards),
         replicated=tuple(name for name in skeleton.parameters if name not in shards),
-        skipped_optional=tuple(
-            key for key, entry in plan if isinstance(entry, Optional) and not claims.matches[key].paths
+        skipped_optional=(
+            *(key for key, entry in plan if isinstance(entry, Optional) and not claims.matches[key].paths),
+            *(f"context {key}" for key in context.skipped),
         ),
         styles=MappingProxyType(styles),
         heads=MappingProxyType(heads),
         matches=MappingProxyType(claims.matches),
+        cuts=MappingProxyType(cuts),
+        context=context,
     )
+
+
+def _for_another_class(plan: ParallelPlan, skeleton: Skeleton) -> Iterator[Problem]:
+    """A plan that says which class it is for, and it is another."""
+    if plan.model_class not in (None, skeleton.model_class):
+        yield Problem(
+            "plan-class",
+            f"the plan is for {plan.model_class}, and the model is a {skeleton.model_class}",
+            f"use a plan for {skeleton.model_class}, or mend its class",
+        )
 
 
 def _attention_modules(skeleton: Skeleton) -> dict[str, HeadGroup]:

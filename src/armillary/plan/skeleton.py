@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from inspect import signature
 from math import prod
 from typing import Any, Literal, TypeAlias
 
@@ -75,6 +76,11 @@ class Skeleton:
     heads: tuple[HeadGroup, ...] = ()
     blocks: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     """Fused blocks that modules declare themselves (`_tp_packed_*_blocks`): path to dimension to sizes."""
+    arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
+    """Every module of a model, those without parameters too -> the arguments of its forward, "**" where it
+    takes any. Empty where headers or a config are all that is known."""
+    declared: Any = field(default=None, compare=False, repr=False)
+    """The `ParallelPlan` that the class itself carries; None without one, or where it is not at hand."""
 
     @classmethod
     def of_model(cls, model: Any, heads: Iterable[HeadGroup] = ()) -> Skeleton:
@@ -95,6 +101,7 @@ class Skeleton:
             parameters=parameters,
             heads=tuple(heads),
             blocks=_declared_blocks(modules),
+            arguments=_arguments(modules),
         )
 
     def with_dtypes(self, dtypes: Mapping[str, tuple[str, int]]) -> Skeleton:
@@ -116,17 +123,37 @@ class Skeleton:
     @cached_property
     def tree(self) -> Mapping[str, Any]:
         """Module paths as nested mappings, so that a plan's keys can be walked segment by segment."""
-        root: dict[str, Any] = {}
-        for path in self.modules:
-            node = root
-            for segment in filter(None, path.split(".")):
-                node = node.setdefault(segment, {})
-        return root
+        return tree_of(self.modules)
+
+    @cached_property
+    def whole_tree(self) -> Mapping[str, Any]:
+        """The same with the modules that have no parameters, as far as they are known."""
+        return tree_of([*self.modules, *self.arguments])
 
     @property
     def nbytes(self) -> int:
         """Bytes of all parameters."""
         return sum(parameter.nbytes for parameter in self.parameters.values())
+
+
+def tree_of(paths: Iterable[str]) -> dict[str, Any]:
+    """Module paths as nested mappings."""
+    root: dict[str, Any] = {}
+    for path in paths:
+        node = root
+        for segment in filter(None, path.split(".")):
+            node = node.setdefault(segment, {})
+    return root
+
+
+def _arguments(modules: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Names of the arguments of every module's forward; modules of one class share them."""
+    found: dict[type, tuple[str, ...]] = {}
+    for module in modules.values():
+        if type(module) not in found:
+            parameters = list(signature(type(module).forward).parameters.values())[1:]
+            found[type(module)] = tuple("**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
+    return {path: found[type(module)] for path, module in modules.items()}
 
 
 def _owner(parameter_name: str) -> str:

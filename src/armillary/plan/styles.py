@@ -88,17 +88,28 @@ Style: TypeAlias = Colwise | Rowwise | PackedColwise | PackedRowwise | VocabSpli
 
 @dataclass(frozen=True)
 class Optional:
-    """An entry whose module a checkpoint may lack. `style` may take any form that `parse_style` takes."""
+    """An entry whose module a checkpoint may lack, or whose argument a call may lack in a context plan.
 
-    style: Style
+    `entry` may take any form that `parse_style` takes, or that of a context entry, input or output.
+    """
 
-    def __init__(self, style: object) -> None:
-        entry = parse_entry(style)
-        if isinstance(entry, Optional):
+    entry: object
+
+    def __init__(self, entry: object) -> None:
+        # a context entry may hold optional inputs, so each of the two modules needs the other
+        from armillary.plan.context import is_context, parse_inside
+
+        if isinstance(entry, Optional) or (isinstance(entry, Mapping) and set(entry) == {"optional"}):
             raise PlanError(
                 Problem("optional-once", "Optional(Optional(...)) says the same thing twice", "write it once")
             )
-        object.__setattr__(self, "style", entry)
+        object.__setattr__(self, "entry", parse_inside(entry) if is_context(entry) else parse_style(entry))
+
+    @property
+    def style(self) -> Style:
+        """The style inside, of an entry of a tensor plan."""
+        assert isinstance(self.entry, Style), f"{self} is part of a context plan"
+        return self.entry
 
 
 Entry: TypeAlias = Style | Optional
