@@ -176,7 +176,8 @@ def resolve(
     changes: dict[str, Any] = {"overrides": overrides}
     if plan is None:
         of = skeleton.model_class if isinstance(model_or_skeleton, Skeleton) else model_or_skeleton
-        known = _known_plan(family_of(of), skeleton.declared)
+        declared = skeleton.declared or (declared_plan(model_class) if model_class else None)
+        known = _known_plan(family_of(model_class or of), declared)
         changes = {"config.json": skeleton.config.get("parallel_plan"), **changes}
     chosen = known or ParallelPlan({}) if plan is None else _as_plan(plan)
     refusals = Refusals()
