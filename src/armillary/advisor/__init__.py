@@ -1,0 +1,1 @@
+"""The advisor: will it fit, how fast, and which command. Pure: no torch, and nothing is downloaded."""

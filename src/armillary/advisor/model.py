@@ -1,0 +1,191 @@
+"""The model that is asked about: its configs, from a folder, the hub's cache, or the package itself."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from armillary.advisor.vae import Decode, decode_cost
+from armillary.checkpoint.index import read_index, read_object
+from armillary.checkpoint.locate import is_here, locate
+from armillary.engine.abilities import Abilities, abilities
+from armillary.errors import CheckpointError, Problem, list_choices
+from armillary.models.cosmos3.pathways import Pathway, blocks_of
+from armillary.models.described import as_loaded, class_named_in
+from armillary.models.family import Family
+from armillary.models.registry import family_of, skeleton_for
+from armillary.plan.skeleton import Skeleton
+from armillary.residency import Elsewhere, Residency
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""In which a generation can be computed."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is known of a model without its weights."""
+
+    name: str
+    model_class: str
+    config: Mapping[str, Any]
+    vae: Mapping[str, Any]
+    abilities: Abilities
+    source: str
+    """Where the configs come from."""
+    dtype: str
+    """In which a generation computes."""
+    folder: Path | None = None
+    """Where a checkpoint's own headers are, which know every tensor's dtype."""
+    _decodes: dict[tuple[int, int, int], Decode] = field(default_factory=dict, repr=False, compare=False)
+    _moved: dict[Residency, Mapping[str, Elsewhere]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def skeleton(self) -> Skeleton:
+        """With the dtypes that a load gives the parameters."""
+        skeleton = skeleton_for(self.model_class, self.config, self.dtype)
+        if self.folder is None:
+            return skeleton
+        try:
+            index = read_index(self.folder / "transformer")
+        except CheckpointError:  # configs alone: what the hub's cache holds before a download
+            return skeleton
+        return as_loaded(skeleton, index, self.dtype, self.family.FP32_MODULES)
+
+    @property
+    def family(self) -> Family:
+        """The family of its class."""
+        family = family_of(self.model_class)
+        assert family is not None, "`skeleton_for` knows registered classes only"
+        return family
+
+    @cached_property
+    def blocks(self) -> Mapping[Pathway, Mapping[int, tuple[str, ...]]]:
+        """Pathway -> layer number -> the parameters of its part of it."""
+        names = tuple(self.skeleton.parameters)
+        both: tuple[Pathway, Pathway] = ("understanding", "generation")
+        return {pathway: blocks_of(names, pathway) for pathway in both}
+
+    def moved(self, residency: Residency) -> Mapping[str, Elsewhere]:
+        """The parameters that do not live on a device which has memory of its own, and where they live."""
+        if not residency.moves:
+            return {}
+        if residency not in self._moved:
+            self._moved[residency] = self.family.moved(self.skeleton.parameters, residency.on("cuda"))
+        return self._moved[residency]
+
+    def decode(self, latents: tuple[int, int, int]) -> Decode:
+        """What decoding latents of (frames, height, width) takes."""
+        if latents not in self._decodes:
+            self._decodes[latents] = decode_cost(self.vae, latents, self.itemsize)
+        return self._decodes[latents]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of its activations."""
+        return {"float32": 4}.get(self.dtype, 2)
+
+
+def find_model(name: str, dtype: str | None = None) -> Model:
+    """The model of a folder, of a hub id in the cache, or of a name that ships with the package.
+
+    Raises `CheckpointError` for one that is none of them, with the nearest known names.
+    """
+    if is_here(name):
+        return _of_folder(locate(name), dtype)
+    if shipped := _shipped(name, dtype):
+        return shipped
+    if cached := _cached(name):
+        return replace(_of_folder(cached, dtype), name=name)
+    raise CheckpointError(_unknown(name))
+
+
+def shipped_names() -> list[str]:
+    """Every model whose config travels with the package."""
+    return sorted(_assets()["models"])
+
+
+def _of_folder(folder: Path, dtype: str | None) -> Model:
+    able = abilities(folder)
+    config = read_object(folder / "transformer" / "config.json")
+    model = Model(
+        name=able.name,
+        model_class=class_named_in(config, folder / "transformer"),
+        config=config,
+        vae=read_object(folder / "vae" / "config.json"),
+        abilities=able,
+        source=str(folder),
+        dtype=dtype or "bfloat16",
+        folder=folder,
+    )
+    return model if dtype else replace(model, dtype=_stored_dtype(folder, config))
+
+
+def _stored_dtype(folder: Path, config: Mapping[str, Any]) -> str:
+    """The dtype in which most bytes are stored; what the config says, or bfloat16, where no weights are."""
+    from armillary.checkpoint.dtypes import DTYPES
+
+    try:
+        tensors = read_index(folder / "transformer").tensors
+    except CheckpointError:
+        return str(config.get("dtype") or "bfloat16")
+    totals: dict[str, int] = {}
+    for entry in tensors.values():
+        kind = DTYPES[entry.dtype]
+        totals[kind.name] = totals.get(kind.name, 0) + entry.nbytes
+    return max(totals, key=lambda name: totals[name])
+
+
+def _shipped(name: str, dtype: str | None) -> Model | None:
+    assets = _assets()
+    known = name if name in assets["models"] else f"nvidia/{name}"
+    entry = assets["models"].get(known)
+    if entry is None:
+        return None
+    config, vae = assets["transformers"][entry["transformer"]], assets["vaes"][entry["vae"]]
+    able = Abilities(
+        name=known,
+        spatial_grid=vae["scale_factor_spatial"],
+        temporal=vae["scale_factor_temporal"],
+        sound=config["sound_gen"],
+        action=config["action_gen"],
+        edge=config["hidden_act"] == "relu2",
+        distilled=entry["distilled_steps"] is not None,
+        distilled_steps=entry["distilled_steps"],
+    )
+    return Model(known, config["_class_name"], config, vae, able, entry["source"], dtype or "bfloat16")
+
+
+def _assets() -> dict[str, Any]:
+    text = (files("armillary") / "assets" / "models" / "cosmos3.json").read_text()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _cached(repo: str) -> Path | None:
+    """The configs of a hub repo that are on this machine already; the network is not asked."""
+    if repo.count("/") != 1:
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo, allow_patterns=["*.json"], local_files_only=True))
+    except Exception:  # whatever is wrong with a name or a cache, the repo is not here
+        return None
+
+
+def _unknown(name: str) -> Problem:
+    names = shipped_names()
+    short = {known.rpartition("/")[2].lower(): known for known in names}
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), short, n=2)
+    fix = f"did you mean {list_choices([short[key] for key in near])}? " if near else ""
+    return Problem(
+        "model",
+        f"{name} is no folder here, not in the hub's cache, and not known by name",
+        f"{fix}known: {', '.join(names)}",
+    )
