@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from armillary.parallel.context import Attend, Context, Rows
+from armillary.parallel.context import Context
 from armillary.parallel.mesh import Mesh
 
 
@@ -70,9 +70,9 @@ class _CountsTextPerRank(Context):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        prefix: tuple[torch.Tensor, torch.Tensor],
-        rows: Rows,
-        attend: Attend,
+        prefix: Any,
+        *others: Any,
+        **named: Any,
     ) -> torch.Tensor:
         keys, values = (torch.cat([part] * self.size) for part in prefix)
-        return super().attention(query, key, value, (keys, values), rows, attend)
+        return super().attention(query, key, value, (keys, values), *others, **named)

@@ -154,7 +154,7 @@ class Part:
     @cached_property
     def _split_within(self) -> set[str]:
         """The modules that have split layers: attentions, MLPs, also whole blocks."""
-        return {module.rpartition(".")[0] for module, _ in self.features}
+        return {module.rpartition(".")[0] for module, _ in self.features} - {""}
 
     def _shows_heads(self, module: str) -> bool:
         """Whether a layer between split ones may have its rank's heads beside rows, such as a norm of

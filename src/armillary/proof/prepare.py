@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,12 +171,21 @@ def _complete(case: Case, asked: Asked) -> tuple[Case, ResolvedPlan]:
 
 def _function_problems(case: Case, model_class: str) -> Iterator[Problem]:
     for name, value in (("inputs", case.inputs), ("after_load", case.after_load)):
-        if value is not None and value.count(":") != 1:
-            what = f"{name}={value!r} names no function"
-            yield Problem("function", what, 'write "package.module:function"')
+        if value is not None and not _is_importable(value):
+            what = f"{name}={value!r} names no function that can be imported here"
+            yield Problem("function", what, 'write "package.module:function"; PYTHONPATH says where to look')
     if case.inputs is not None and case.request is not None:
         what = f"inputs={case.inputs!r} would not be used: the pipeline makes the inputs of {model_class}"
         yield Problem("inputs", what, "leave it out, or name the transformer's own folder")
     elif case.inputs is None and case.request is None and not family_of(model_class):
         what = f"Armillary has no inputs for a forward of {model_class}"
-        yield Problem("inputs", what, "give inputs=, a function that makes its keyword arguments")
+        yield Problem("inputs", what, "give --inputs, a function that makes its keyword arguments")
+
+
+def _is_importable(function: str) -> bool:
+    """Whether the module of "package.module:function" can be found; it is imported on the ranks only."""
+    module, colon, name = function.partition(":")
+    try:
+        return bool(colon and name) and importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

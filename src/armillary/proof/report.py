@@ -117,7 +117,7 @@ class VerifyReport:
 
     def lines(self) -> Iterator[str]:
         """What `armillary verify` prints."""
-        cut = f", cut to {self.layers} blocks" if self.layers else ""
+        cut = f", cut to --layers {self.layers}" if self.layers else ""
         yield f"{self.model_class}  {self.layout}  {self.dtype}{cut}: {_what(self.request)}"
         yield "held against diffusers' own model, whole, in one process, in float32"
         yield ""
