@@ -14,7 +14,6 @@ from armillary.models.cosmos3.tiny import TinyOptions, write_tiny
 from armillary.proof.case import Case
 from armillary.proof.prepare import Asked, prepare
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*ranks share.*CPU cores:RuntimeWarning")
 
 
