@@ -137,6 +137,16 @@ def test_an_argument_that_a_module_does_not_have_is_refused_unless_it_is_optiona
     assert _resolved({"": entry}).context.entries[""] == entry
 
 
+def test_all_keys_that_match_a_module_count() -> None:
+    one, other = {"hidden_states": ContextInput(1)}, {"mask": ContextInput(0)}
+    model = nn.Module()
+    model.blocks = nn.ModuleList([Model(), Model()])
+    context = {"blocks.0": one, "blocks.*": other, "blocks.1": ContextOutput(1)}
+    resolved = _resolved(context, model).context
+    assert resolved.inputs == {"blocks.0": {**one, **other}, "blocks.1": other}
+    assert resolved.outputs == {"blocks.1": (ContextOutput(1),)}
+
+
 def test_what_headers_do_not_show_is_left_to_the_model() -> None:
     headers = skeleton({"proj_out.weight": (4, 4)})
     context = {"rope": {0: ContextInput(1, split_output=True)}, "proj_out": ContextOutput(1)}

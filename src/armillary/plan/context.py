@@ -168,13 +168,20 @@ def _not_context(value: object) -> PlanError:
 
 @dataclass(frozen=True)
 class ResolvedContext:
-    """The context part of a plan, held against a model."""
+    """The context part of a plan, held against a model, without an `Optional` round a whole entry. Single
+    inputs and outputs keep theirs, because only a call shows whether they are given."""
 
-    entries: Mapping[str, ContextEntry]
-    """Module path ("" is the model) -> its entry, without an `Optional` round the whole. Single inputs and
-    outputs keep theirs, because only a call shows whether they are given."""
+    inputs: Mapping[str, Inputs]
+    """Module path ("" is the model) -> what is split there, by all keys that match it together."""
+    outputs: Mapping[str, Outputs]
+    """Module path -> what is gathered there."""
     skipped: tuple[str, ...] = ()
     """Optional keys that match nothing."""
+
+    @property
+    def entries(self) -> Mapping[str, ContextEntry]:
+        """Every module path that something is said of."""
+        return {**self.outputs, **self.inputs}
 
 
 def resolve_context(
@@ -188,7 +195,8 @@ def resolve_context(
     Headers do not show modules without parameters (a rotary embedding), nor the arguments of any: what only a
     model shows is left to a skeleton that was made from one. `label` names a key in messages.
     """
-    entries: dict[str, ContextEntry] = {}
+    inputs: dict[str, Inputs] = {}
+    outputs: dict[str, Outputs] = {}
     skipped: list[str] = []
     for key, entry in context.items():
         inner = cast(ContextEntry, entry.entry if isinstance(entry, Optional) else entry)
@@ -196,13 +204,17 @@ def resolve_context(
         if wrong := wildcard_problem(label(key), key, skeleton.whole_tree) if key else None:
             problems.append(wrong)
         elif found.paths:
-            entries |= dict.fromkeys(found.paths, inner)
+            for path in found.paths:
+                if isinstance(inner, Mapping):  # the first block may have a key of its own beside that of all
+                    inputs[path] = {**inputs.get(path, {}), **inner}
+                else:
+                    outputs[path] = inner
             problems.extend(_argument_problems(skeleton, label(key), found.paths[0], inner))
         elif isinstance(entry, Optional):
             skipped.append(key)
         elif skeleton.arguments:
             problems.append(unmatched(label(key), key, skeleton.whole_tree, skeleton.model_class))
-    return ResolvedContext(entries, tuple(skipped))
+    return ResolvedContext(inputs, outputs, tuple(skipped))
 
 
 def _argument_problems(skeleton: Skeleton, label: str, path: str, entry: ContextEntry) -> Iterator[Problem]:
