@@ -6,9 +6,19 @@ from typing import Any
 import pytest
 from skeletons import blocks, skeleton
 
-from armillary import Colwise, Layout, LayoutError, Optional, ParallelPlan, PlanError, ResolvedPlan, resolve
+from armillary import (
+    ArmillaryError,
+    Colwise,
+    Layout,
+    LayoutError,
+    Optional,
+    ParallelPlan,
+    PlanError,
+    ResolvedPlan,
+    resolve,
+)
+from armillary.plan.degrees import legal_degrees
 from armillary.plan.ranges import Segment
-from armillary.plan.resolve import legal_degrees
 from armillary.plan.skeleton import HeadGroup
 
 HEADS = HeadGroup(
@@ -171,3 +181,10 @@ def test_a_plan_that_does_not_fit_is_refused_at_one_rank_too() -> None:
 def test_what_is_resolved_cannot_be_changed_in_place() -> None:
     with pytest.raises(TypeError):
         _resolved(2).shards["norm.weight"] = _resolved(2).shards["embed.weight"]  # type: ignore[index]
+
+
+def test_faults_of_the_plan_and_of_both_degrees_are_told_at_once() -> None:
+    with pytest.raises(ArmillaryError) as caught:
+        resolve(MODEL, Layout(tp=3, ulysses=3), plan=PLAN, overrides={"blocks.*.upp": "colwise"})
+    rules = {problem.rule for problem in caught.value.problems}
+    assert rules == {"key-matches-nothing", "tp-divides", "ulysses-divides"}

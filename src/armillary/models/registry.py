@@ -24,11 +24,13 @@ from armillary.plan.resolve import ResolvedPlan, resolve_plan
 from armillary.plan.skeleton import Parameter, Skeleton
 
 _FAMILIES = {
+    "ChromaTransformer2DModel": "chroma",
     "Cosmos3OmniTransformer": "cosmos3",
     "FluxTransformer2DModel": "flux",
     "MiniMaxH3Transformer3DModel": "minimax_h3",
     "WanTransformer3DModel": "wan",
     "WanVACETransformer3DModel": "wan_vace",
+    "ZImageTransformer2DModel": "z_image",
 }
 
 
@@ -173,11 +175,35 @@ def resolve(
     skeleton = (
         model_or_skeleton if isinstance(model_or_skeleton, Skeleton) else skeleton_of(model_or_skeleton)
     )
+    of = model_class or (
+        skeleton.model_class if isinstance(model_or_skeleton, Skeleton) else model_or_skeleton
+    )
+    chosen = merged_plan(skeleton, plan=plan, overrides=overrides, model=of)
+    # one rank splits nothing, so that a class without a plan is no obstacle to it
+    if layout.tp > 1 and plan is None and not chosen.entries:
+        raise PlanError(no_plan(skeleton.model_class, skeleton.modules))
+    return resolve_plan(skeleton, chosen, layout)
+
+
+def merged_plan(
+    skeleton: Skeleton,
+    *,
+    plan: ParallelPlan | Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    model: object = None,
+) -> ParallelPlan:
+    """The registered plan with what `config.json` and then `overrides` lay over it; `plan` replaces the first
+    two. Empty for a class without any.
+
+    Args:
+        model: the model or its class, where that is at hand; a skeleton knows its name only.
+
+    Raises `PlanError` with everything that is wrong with what is merged.
+    """
     changes: dict[str, Any] = {"overrides": overrides}
     if plan is None:
-        of = skeleton.model_class if isinstance(model_or_skeleton, Skeleton) else model_or_skeleton
-        declared = skeleton.declared or (declared_plan(model_class) if model_class else None)
-        known = _known_plan(family_of(model_class or of), declared)
+        declared = skeleton.declared or (declared_plan(model) if isinstance(model, type) else None)
+        known = _known_plan(family_of(skeleton.model_class if model is None else model), declared)
         changes = {"config.json": skeleton.config.get("parallel_plan"), **changes}
     chosen = known or ParallelPlan({}) if plan is None else _as_plan(plan)
     refusals = Refusals()
@@ -185,10 +211,7 @@ def resolve(
         with refusals.collect():
             chosen = chosen.merge(change, source=source)
     refusals.raise_if_any()
-    # one rank splits nothing, so that a class without a plan is no obstacle to it
-    if layout.tp > 1 and plan is None and not chosen.entries:
-        raise PlanError(no_plan(skeleton.model_class, skeleton.modules))
-    return resolve_plan(skeleton, chosen, layout)
+    return chosen
 
 
 def _as_plan(plan: ParallelPlan | Mapping[str, object]) -> ParallelPlan:

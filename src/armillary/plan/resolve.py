@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import gcd
 from types import MappingProxyType
 
-from armillary.errors import LayoutError, PlanError, Problem, Refusals, list_choices
+from armillary.errors import LayoutError, PlanError, Problem, Refusals
 from armillary.layout import Layout
-from armillary.plan.claims import claim_modules, intended_styles
+from armillary.plan.claims import Claims, claim_modules, intended_styles
 from armillary.plan.context import ResolvedContext, resolve_context
+from armillary.plan.degrees import degree_problems, is_split, legal_degrees, ulysses_problems
 from armillary.plan.explain import Match, match_key, pattern_of
 from armillary.plan.pairing import pairing_problems
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.projections import projection_problems
-from armillary.plan.ranges import Segment, Shard, cut
+from armillary.plan.ranges import Shard, cut
 from armillary.plan.segments import Cut, head_segment, segments_of_all
 from armillary.plan.skeleton import HeadGroup, Skeleton
 from armillary.plan.styles import Optional, Style
@@ -99,6 +99,47 @@ def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Reso
     be split over `layout.tp` ranks, `ArmillaryError` when both are so; with every problem and, for a degree,
     the legal ones.
     """
+    found = examine(skeleton, plan, layout)
+    refusals = Refusals()
+    refusals.add(PlanError, found.plan_problems)
+    refusals.add(LayoutError, found.layout_problems)
+    refusals.raise_if_any()
+    heads = _local_heads(found.groups, found.claims.styles, layout.tp)
+    shards = _cut_all(found.cuts, layout.tp) if layout.tp > 1 else {}
+    return ResolvedPlan(
+        layout=layout,
+        skeleton=skeleton,
+        plan=plan,
+        shards=MappingProxyType(shards),
+        replicated=tuple(name for name in skeleton.parameters if name not in shards),
+        skipped_optional=found.skipped_optional,
+        styles=MappingProxyType(found.claims.styles),
+        heads=MappingProxyType(heads),
+        matches=MappingProxyType(found.claims.matches),
+        cuts=MappingProxyType(found.cuts),
+        context=found.context,
+    )
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All that a plan finds in a skeleton, right or wrong."""
+
+    plan_problems: tuple[Problem, ...]
+    layout_problems: tuple[Problem, ...]
+    claims: Claims
+    groups: Mapping[str, HeadGroup]
+    """Path of an attention module -> its head facts."""
+    cuts: Mapping[str, Cut]
+    """See `ResolvedPlan.cuts`."""
+    context: ResolvedContext
+    skipped_optional: tuple[str, ...]
+    """See `ResolvedPlan`."""
+
+
+def examine(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Examination:
+    """Hold a plan and a layout against a skeleton without raising; `check` shows what was found beside what
+    is wrong."""
     problems: list[Problem] = [*_for_another_class(plan, skeleton)]
     claims = claim_modules(skeleton, plan, problems)
     styles = claims.styles
@@ -109,28 +150,20 @@ def resolve_plan(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Reso
     problems.extend(projection_problems(skeleton, intended, groups))
     problems.extend(pairing_problems(skeleton, intended, cuts, claims.matches))
     context = resolve_context(skeleton, plan.context, plan.context_label, problems)
-    refusals = Refusals()
-    refusals.add(PlanError, problems)
-    refusals.add(LayoutError, _degree_problems(cuts, layout.tp, skeleton.model_class))
-    refusals.add(LayoutError, _ulysses_problems(groups, intended, layout, skeleton.model_class))
-    refusals.raise_if_any()
-    heads = _local_heads(groups, styles, layout.tp)
-    shards = _cut_all(cuts, layout.tp) if layout.tp > 1 else {}
-    return ResolvedPlan(
-        layout=layout,
-        skeleton=skeleton,
-        plan=plan,
-        shards=MappingProxyType(shards),
-        replicated=tuple(name for name in skeleton.parameters if name not in shards),
+    return Examination(
+        plan_problems=tuple(problems),
+        layout_problems=(
+            *degree_problems(cuts, layout.tp, skeleton.model_class),
+            *ulysses_problems(groups, intended, layout, skeleton.model_class),
+        ),
+        claims=claims,
+        groups=groups,
+        cuts=cuts,
+        context=context,
         skipped_optional=(
             *(key for key, entry in plan if isinstance(entry, Optional) and not claims.matches[key].paths),
             *(f"context {key}" for key in context.skipped),
         ),
-        styles=MappingProxyType(styles),
-        heads=MappingProxyType(heads),
-        matches=MappingProxyType(claims.matches),
-        cuts=MappingProxyType(cuts),
-        context=context,
     )
 
 
@@ -168,77 +201,6 @@ def _half_split(
     yield from faults.values()
 
 
-def _degree_problems(cuts: Mapping[str, Cut], tp: int, model_class: str) -> list[Problem]:
-    """What is wrong with a tp degree that some segment does not allow, once per rule and values."""
-    reasons: dict[Segment, str] = {}
-    for name, (_, segments) in cuts.items():
-        for segment in segments:
-            if segment not in reasons:
-                reasons[segment] = name
-    broken = [segment for segment in reasons if not segment.allows(tp)]
-    legal = legal_degrees(reasons) if broken else []
-    above = min((s.units for s in reasons if s.copies), default=0)
-    note = f" (K/V heads are replicated above {above})" if broken and 0 < above < max(legal) else ""
-    return [
-        Problem(
-            "tp-divides",
-            _why(segment, pattern_of(reasons[segment]), tp, model_class),
-            f"use tp={list_choices(legal)}{note}",
-        )
-        for segment in broken
-    ]
-
-
-def _why(segment: Segment, pattern: str, tp: int, model_class: str) -> str:
-    if segment.copies:
-        return f"tp={tp} neither divides nor is a multiple of the {segment.units} K/V heads of {model_class}"
-    if segment.unit > 1:
-        return f"tp={tp} does not divide the {segment.units} query heads of {model_class}"
-    return f"tp={tp} does not divide the {segment.units} features of {pattern} in {model_class}"
-
-
-def legal_degrees(segments: Mapping[Segment, object]) -> list[int]:
-    """Every tp degree that all segments allow, ascending; 1 is always among them."""
-    # a segment without copies allows only divisors of its units, so their gcd bounds the search
-    bound = 0
-    for segment in segments:
-        if not (segment.copies or segment.uneven):
-            bound = gcd(bound, segment.units)
-    limit = bound or max((segment.units for segment in segments if segment.copies), default=1)
-    return [tp for tp in range(1, limit + 1) if all(segment.allows(tp) for segment in segments)]
-
-
-def _ulysses_problems(
-    groups: Mapping[str, HeadGroup], styles: Mapping[str, Style], layout: Layout, model_class: str
-) -> list[Problem]:
-    """What is wrong with a Ulysses degree that the heads of one tp rank cannot be exchanged over.
-
-    Where tp does not share the heads out, a Ulysses degree that the whole heads do not allow is told too.
-    """
-    exchanged: dict[tuple[Segment, Segment], int] = {}
-    for path, group in groups.items():
-        tp = layout.tp if _is_split(path, group, styles) else 1
-        heads = head_segment(group, "query"), head_segment(group, "key_value")
-        shared = tp if all(segment.allows(tp) for segment in heads) else 1
-        query, key_value = (segment.count(shared) for segment in heads)
-        exchanged[Segment(units=query), Segment(units=key_value, copies=True)] = shared
-    return [
-        Problem(
-            "ulysses-divides",
-            f"ulysses={layout.ulysses} cannot share the {query.units} query and {key_value.units} K/V heads "
-            f"that a rank of {model_class} has at tp={tp}",
-            f"use ulysses={list_choices(legal_degrees(dict.fromkeys([query, key_value])))}, "
-            "or gather, which has no such rule",
-        )
-        for (query, key_value), tp in sorted(exchanged.items(), key=str)
-        if not (query.allows(layout.ulysses) and key_value.allows(layout.ulysses))
-    ]
-
-
-def _is_split(path: str, group: HeadGroup, styles: Mapping[str, Style]) -> bool:
-    return any(f"{path}.{child}" in styles for child in group.projections)
-
-
 def _cut_all(cuts: Mapping[str, Cut], tp: int) -> dict[str, Shard]:
     """One `Shard` per parameter; equal cuts share one, a large model has few different ones."""
     shared: dict[Cut, Shard] = {}
@@ -255,7 +217,7 @@ def _local_heads(
 ) -> dict[str, LocalHeads]:
     heads = {}
     for path, group in groups.items():
-        degree = tp if _is_split(path, group, styles) else 1
+        degree = tp if is_split(path, group, styles) else 1
         heads[path] = LocalHeads(
             full_query=group.query_heads,
             full_key_value=group.key_value_heads,
