@@ -58,7 +58,8 @@ def _run(order: Message, resident: Resident, rank: Rank, orders: _Orders) -> Non
     about = {"job": order["run"], "steps": request.num_inference_steps}
 
     def on_step(i: int) -> None:
-        orders.tell({"event": "step", **about, "step": i + 1})
+        about["step"] = i + 1
+        orders.tell({"event": "step", **about})
         if orders.is_stopped(order["run"]):
             raise _StoppedError
 

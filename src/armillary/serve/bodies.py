@@ -27,7 +27,7 @@ MAX_FIELD_BYTES = 256 << 10
 MAX_FIELDS = 64
 _DRAINED_BYTES = 64 << 20
 _INT_DIGITS = 30
-"""Longer whole numbers are beyond every bound, and are kept as text for the field's own refusal."""
+"""Longer whole numbers are beyond every bound, and become infinite for the field's own refusal."""
 
 
 @dataclass
@@ -98,8 +98,8 @@ def _parse(text: bytes) -> dict[str, Any]:
     return value
 
 
-def _bounded_int(digits: str) -> int | str:
-    return int(digits) if len(digits) <= _INT_DIGITS else digits
+def _bounded_int(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _INT_DIGITS else float("-inf" if digits[0] == "-" else "inf")
 
 
 # ------------------------------------------------------------------------------------------------ forms

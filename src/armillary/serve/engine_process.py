@@ -225,7 +225,7 @@ class Engine:
             self._tell_job(job, "completed" if kept else "cancelled", prepare_seconds=dispatch, **times)
         elif message["event"] == "stopped":
             self._store.let_go(job.id)
-            log("job_cancelled", **about)
+            log("job_cancelled", **about, step=message["step"])
             self._tell_job(job, "cancelled")
         else:
             self._job_failed(job, Problem("result", message["problem"]))
