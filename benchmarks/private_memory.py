@@ -2,7 +2,7 @@
 
     python -S benchmarks/private_memory.py PID
 
-Says "looking" first, and looks every 2 ms until its standard input is closed.
+Says "looking" first, and looks every 10 ms until its standard input is closed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, Popen
 
-SECONDS = 0.002
+SECONDS = 0.01
 
 
 def private_bytes(pid: int | str = "self") -> int:
