@@ -83,7 +83,8 @@ def _is_judged_as_size(field: str, fields: dict[str, Any]) -> bool:
 
 def _unknown_field(chance: random.Random) -> Malformed:
     field = chance.choice(("num_frame", "steps", "cfg", "true_cfg_scale", "image", "lora", "prompt ", ""))
-    value = chance.choice((1, "a", [], {"a": None}))
+    values: tuple[Any, ...] = (1, "a", [], {"a": None})
+    value = chance.choice(values)
     return _json(chance.choice((VIDEO, IMAGE)), {"prompt": "a ball", field: value}, field)
 
 

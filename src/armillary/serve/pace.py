@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +38,6 @@ class Pace:
         speed = self._speeds[nearest]
         steps = int(fields["num_inference_steps"]) - steps_done
         return (steps * speed.step_seconds + speed.rest_seconds) * volume / nearest
-
-    def of_all(self, jobs: Iterable[dict[str, Any]]) -> float | None:
-        """Seconds for several jobs, one after another."""
-        times = [self.remaining(fields) for fields in jobs]
-        known = [time for time in times if time is not None]
-        return sum(known) if len(known) == len(times) else None
 
 
 def _volume(fields: dict[str, Any]) -> int:

@@ -1,0 +1,130 @@
+"""The endpoints' refusals, without ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from offline import Offline, offline as offline, offline_with as offline_with
+
+TEA = {"prompt": "tea", "size": "64x64", "num_frames": 5}
+
+
+def _ask(offline: Offline, method: str, path: str, **more: Any) -> httpx.Response:
+    return asyncio.run(offline.ask(method, path, **more))
+
+
+def _error(answer: httpx.Response) -> tuple[int, str | None, str | None]:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return answer.status_code, error["param"], error["code"]
+
+
+def test_a_job_is_stored_and_the_engine_woken_before_the_answer(offline: Offline) -> None:
+    answer = _ask(offline, "POST", "/v1/videos", json=TEA)
+    assert (answer.status_code, answer.json()["status"]) == (200, "queued")
+    assert offline.desk.store.get(answer.json()["id"]) is not None
+    assert list(offline.engine.receive()) == [{"wake": True}]
+
+
+def test_the_seed_is_drawn_when_the_job_is_accepted(offline: Offline) -> None:
+    answer = _ask(offline, "POST", "/v1/videos", json=TEA).json()
+    job = offline.desk.store.get(answer["id"])
+    assert job is not None
+    assert job.fields["seed"] == answer["seed"]
+
+
+def test_the_servers_seed_is_that_of_requests_that_give_none(offline_with: Callable[..., Offline]) -> None:
+    server = offline_with(seed=77)
+    assert _ask(server, "POST", "/v1/videos", json=TEA).json()["seed"] == 77
+    assert _ask(server, "POST", "/v1/videos", json={**TEA, "seed": 5}).json()["seed"] == 5
+
+
+def test_a_full_queue_is_429_with_the_seconds_to_wait(offline: Offline) -> None:
+    for _ in range(2):
+        _ask(offline, "POST", "/v1/videos", json=TEA)
+    answer = _ask(offline, "POST", "/v1/videos", json=TEA)
+    assert _error(answer) == (429, None, "queue_full")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_several_pictures_that_the_queue_has_no_room_for_are_429(offline: Offline) -> None:
+    answer = _ask(offline, "POST", "/v1/images/generations", json={"prompt": "tea", "n": 3})
+    assert _error(answer) == (429, None, "queue_full")
+    assert offline.desk.store.counts() == {}
+
+
+def test_an_upload_over_the_bound_is_refused_and_not_kept(offline: Offline) -> None:
+    files = {"input_reference": b"\x89PNG\r\n\x1a\n" + bytes(2 << 20)}
+    answer = _ask(offline, "POST", "/v1/videos", data={"prompt": "tea"}, files=files)
+    assert _error(answer) == (400, "input_reference", "upload-size")
+    assert list(offline.settings.uploads.iterdir()) == []
+
+
+def test_an_upload_is_what_it_holds_and_not_what_it_is_called(offline: Offline) -> None:
+    files = {"input_reference": ("a.png", b"%PDF-1.7 and more", "image/png")}
+    answer = _ask(offline, "POST", "/v1/videos", data={"prompt": "tea"}, files=files)
+    assert _error(answer) == (400, "input_reference", "media-format")
+    assert str(offline.settings.data) not in answer.text
+
+
+def test_a_refused_request_leaves_no_upload(offline: Offline) -> None:
+    files = {"input_reference": b"RIFF....WEBPVP8 "}
+    _ask(offline, "POST", "/v1/videos", data={"prompt": "tea", "seed": "x"}, files=files)
+    assert list(offline.settings.uploads.iterdir()) == []
+
+
+def test_another_content_type_is_415(offline: Offline) -> None:
+    answer = _ask(offline, "POST", "/v1/videos", content="prompt=tea")
+    assert _error(answer) == (415, "Content-Type", "content-type")
+
+
+def test_what_is_not_there_has_openais_shape_too(offline: Offline) -> None:
+    assert _error(_ask(offline, "GET", "/v1/nothing")) == (404, None, "route")
+    assert _error(_ask(offline, "PUT", "/v1/videos")) == (405, None, "route")
+    assert _error(_ask(offline, "GET", "/v1/videos?limit=many")) == (400, "limit", "parameter")
+
+
+def test_a_video_that_is_not_ready_has_no_content(offline: Offline) -> None:
+    video_id = _ask(offline, "POST", "/v1/videos", json=TEA).json()["id"]
+    answer = _ask(offline, "GET", f"/v1/videos/{video_id}/content")
+    assert _error(answer) == (404, None, "not_ready")
+
+
+def test_a_deleted_job_is_gone_from_the_queue(offline: Offline) -> None:
+    video_id = _ask(offline, "POST", "/v1/videos", json=TEA).json()["id"]
+    assert _ask(offline, "DELETE", f"/v1/videos/{video_id}").json()["deleted"]
+    assert _error(_ask(offline, "DELETE", f"/v1/videos/{video_id}")) == (404, "video_id", "not_found")
+    assert offline.desk.store.claim() is None
+
+
+def test_health_tells_what_the_engine_last_said(offline: Offline) -> None:
+    offline.engine.send({"state": "loading", "done": 3, "total": 9})
+    offline.desk.hear()
+    answer = _ask(offline, "GET", "/health")
+    assert (answer.status_code, answer.json()) == (503, {"status": "loading", "done": 3, "total": 9})
+
+
+@pytest.mark.parametrize("path", ["/v1/videos", "/v1/models", "/metrics"])
+def test_with_a_key_nothing_of_anybodys_is_told_without_it(
+    offline_with: Callable[..., Offline], path: str
+) -> None:
+    server = offline_with(api_key="secret")
+    assert _error(_ask(server, "GET", path)) == (401, "Authorization", "invalid_api_key")
+    wrong = {"Authorization": "Bearer secre"}
+    assert _ask(server, "GET", path, headers=wrong).status_code == 401
+    right = {"Authorization": "Bearer secret"}
+    assert _ask(server, "GET", path, headers=right).status_code == 200
+
+
+def test_health_needs_no_key(offline_with: Callable[..., Offline]) -> None:
+    assert _ask(offline_with(api_key="secret"), "GET", "/health").status_code == 503
+
+
+def test_half_a_surrogate_pair_in_a_name_is_refused_and_no_fault(offline: Offline) -> None:
+    content = b'{"prompt": "tea", "\\ud800": 1}'
+    headers = {"content-type": "application/json"}
+    assert _ask(offline, "POST", "/v1/videos", content=content, headers=headers).status_code == 400
