@@ -114,6 +114,11 @@ class Refusals:
     def __bool__(self) -> bool:
         return bool(self._problems)
 
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What was kept so far."""
+        return tuple(self._problems)
+
     def raise_if_any(self) -> None:
         """Raise what was kept: as its own class where there is only one, else as `ArmillaryError`."""
         if self._problems:

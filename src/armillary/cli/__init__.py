@@ -21,6 +21,7 @@ from armillary.errors import ArmillaryError, Problem
 
 VERBS = {
     "advise": "Say whether a generation fits, how fast, and with which command.",
+    "check": "Hold a plan against a checkpoint's own tensors.",
     "generate": "Generate a picture or a video, on one device or on several.",
     "serve": "Serve a model over HTTP, as OpenAI's and vLLM-Omni's API.",
     "tiny": "Write a small random-weight Cosmos 3 checkpoint.",
