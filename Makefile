@@ -1,7 +1,7 @@
 # install  makes .venv with armillary and its development tools (every other target does this first)
 # demo     a clip from the shipped toy world, drawn on two ranks and in one process, and how far apart
 # test     every test but the soak        soak   the full figures, kept in benchmarks/results/
-# lint     ruff and mypy                  bench  this library beside its peers: JSON with ratios
+# lint     ruff, mypy, hadolint           bench  this library beside its peers: JSON with ratios
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -41,12 +41,14 @@ lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/hadolint Dockerfile
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/generate.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/serve.py
 
 # toy  trains the checkpoint that ships with the package again, in place: an hour on two cores; resumes when stopped
 .PHONY: toy

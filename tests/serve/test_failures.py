@@ -1,4 +1,4 @@
-"""A rank that stalls or crashes: its job is tried again, then fails with the first error; the queue goes on."""
+"""Ranks that stall or crash: the job is tried again, then fails with the first error; the queue goes on."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _run(order: Message, resident: Resident, rank: Rank, orders: _Orders) -> Non
     except EngineError as error:  # the disk is full, say: the other ranks have done their part and wait
         orders.tell({"event": "failed", **about, "problem": str(error)})
         return
-    times = {"first_call": made.first_call, "started": started, "run_seconds": time.monotonic() - started}
+    times = {"first_call": made.first_call, "run_seconds": time.monotonic() - started}
     orders.tell({"event": "done", **about, "step_seconds": made.seconds_per_step, **times})
 
 

@@ -112,7 +112,8 @@ class Desk:
         self._link.send({"wake": True})
         for job in stored:
             self.metrics.accepted.labels(job.kind).inc()
-            log("job_accepted", job=job.id, request_id=job.request_id, seed=job.fields["seed"])
+            about = {"request_id": job.request_id, "seed": job.fields["seed"]}
+            log("job_accepted", job=job.id, **about, clock=round(time.monotonic(), 6))
         return stored
 
     def remove(self, job_id: str) -> Job | None:

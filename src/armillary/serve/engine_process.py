@@ -220,9 +220,10 @@ class Engine:
             output = self._settings.results / f"{job.id}{job.suffix}"
             times = {"step_seconds": message["step_seconds"], "run_seconds": message["run_seconds"]}
             kept = self._store.finish(job.id, output, **times)
-            log("job_completed" if kept else "job_cancelled", **about, **times)
-            dispatch = message["first_call"] - message["started"]
-            self._tell_job(job, "completed" if kept else "cancelled", prepare_seconds=dispatch, **times)
+            # the machine's clock, as in job_accepted: what lies between is the server's share
+            first_call = round(message["first_call"], 6)
+            log("job_completed" if kept else "job_cancelled", **about, **times, first_call=first_call)
+            self._tell_job(job, "completed" if kept else "cancelled", **times)
         elif message["event"] == "stopped":
             self._store.let_go(job.id)
             log("job_cancelled", **about, step=message["step"])
