@@ -16,7 +16,7 @@ from armillary.engine.prepare import DTYPES, Job, main_dtype, prepare as prepare
 from armillary.engine.torchrun import joined_group
 from armillary.errors import LayoutError, Problem, Refusals, RequestError, list_choices
 from armillary.layout import Layout
-from armillary.models.described import class_named_in, describe_index
+from armillary.models.described import DescribedCheckpoint, class_named_in, describe_index
 from armillary.models.registry import family_of, resolve
 from armillary.parallel.degrees import refuse_residency
 from armillary.plan.plan import ParallelPlan
@@ -158,7 +158,9 @@ def _complete(case: Case, asked: Asked) -> tuple[Case, ResolvedPlan]:
     refusals.add(LayoutError, rank_problems(case.layout.world_size) if case.request is None else [])
     refusals.add(RequestError, _function_problems(case, stored.model_class))
     with refusals.collect():
-        resolved = resolve(skeleton, case.layout, plan=asked.plan, overrides=asked.overrides)
+        resolved = resolve(
+            skeleton, case.layout, plan=asked.plan, overrides=asked.overrides, model_class=_class_of(stored)
+        )
         inputs = [path for path, style in resolved.styles.items() if isinstance(style, _SPLIT_INPUTS)]
         exact, problems = fits(resolved, case.layout, has_blocks=bool(depths(index)))
         refusals.add(LayoutError, problems)
@@ -167,6 +169,18 @@ def _complete(case: Case, asked: Asked) -> tuple[Case, ResolvedPlan]:
     # with what was merged into it, so that the ranks need not know from where
     plan = None if asked.plan is asked.overrides is None else resolved.plan.to_json()
     return replace(case, dtype=dtype, yardstick=yardstick, plan=plan, inputs_of=tuple(inputs)), resolved
+
+
+def _class_of(described: DescribedCheckpoint) -> type | None:
+    """The class itself, which may declare plans of its own; not where its family has all of them, because
+    diffusers takes seconds to import."""
+    family = family_of(described.model_class)
+    if family is not None and family.CONTEXT:
+        return None
+    from armillary.parallel.load import find_class
+
+    found: type = find_class(described.model_class, described.index.folder)
+    return found
 
 
 def _function_problems(case: Case, model_class: str) -> Iterator[Problem]:
