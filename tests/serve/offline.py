@@ -34,7 +34,7 @@ class Offline:
 
     async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         transport = httpx.ASGITransport(app=self._app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.request(method, path, **more)
 
 

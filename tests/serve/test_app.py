@@ -120,6 +120,21 @@ def test_with_a_key_nothing_of_anybodys_is_told_without_it(
     assert _ask(server, "GET", path, headers=right).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "https://example.org"}, {"Host": "example.org"}, {"Host": "[::1"}, {"Origin": "null"}],
+)
+def test_without_a_key_other_sites_pages_are_refused(offline: Offline, headers: dict[str, str]) -> None:
+    answer = _ask(offline, "POST", "/v1/videos", json=TEA, headers=headers)
+    assert _error(answer) == (403, "Origin", "foreign_origin")
+    assert offline.desk.store.counts() == {}
+
+
+def test_a_page_of_the_server_itself_may_ask(offline: Offline) -> None:
+    own = {"Origin": "http://localhost:8000", "Host": "localhost:8000"}
+    assert _ask(offline, "GET", "/v1/models", headers=own).status_code == 200
+
+
 def test_health_needs_no_key(offline_with: Callable[..., Offline]) -> None:
     assert _ask(offline_with(api_key="secret"), "GET", "/health").status_code == 503
 

@@ -54,7 +54,7 @@ def make_app(desk: Desk) -> FastAPI:
     )
     app.state.desk = desk
     refusals.install(app)
-    gate.install(app, desk.settings.api_key, desk.metrics)
+    gate.install(app, desk.settings.api_key, desk.settings.host, desk.metrics)
     for add in (_add_images, _add_videos, _add_sync, _add_video, _add_operations, _add_not_here):
         add(app)
     return app
@@ -82,7 +82,7 @@ _Desk = Annotated[Desk, Depends(_desk)]
 
 def _errors(*more: int) -> dict[int | str, dict[str, Any]]:
     """The documented refusals of an endpoint."""
-    return {status: {"model": protocol.ErrorBody} for status in (400, 401, *more)}
+    return {status: {"model": protocol.ErrorBody} for status in (400, 401, 403, *more)}
 
 
 def _body(

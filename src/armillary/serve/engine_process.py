@@ -34,6 +34,8 @@ _MAX_INTERRUPTIONS = 20
 _MAX_STARTS = 5
 """How often ranks that were killed before they were ever ready are started again."""
 _LONGEST_REST = 30.0
+_LOG_SECONDS = 5.0
+_LONGEST_ERROR = 2000
 _TASK = "armillary.engine.serving:serve_on_rank"
 
 
@@ -125,6 +127,7 @@ class Engine:
         self._running: Job | None = None
         self._stopping = False
         self._state: Message = {"state": "starting"}
+        self._logged = 0.0
 
     def stop(self, number: int, _: FrameType | None) -> None:
         self._stop.set()
@@ -195,7 +198,7 @@ class Engine:
     def _hear(self, message: Message) -> None:
         event, job = message["event"], self._running
         if event == "loading":
-            self._tell_state("loading", done=message["done"], total=message["total"])
+            self._note_loading(message["done"], message["total"])
         elif event == "ready":
             self._is_ready(message)
         elif job is None or message["job"] != job.id:
@@ -205,6 +208,12 @@ class Engine:
         else:
             self._running = None
             self._job_ended(job, message)
+
+    def _note_loading(self, done: int, total: int) -> None:
+        self._tell_state("loading", done=done, total=total)
+        if time.monotonic() - self._logged > _LOG_SECONDS:
+            self._logged = time.monotonic()
+            log("loading", done=done, total=total)
 
     def _is_ready(self, message: Message) -> None:
         self._ready = self._was_ready = True
@@ -240,7 +249,7 @@ class Engine:
     def _ranks_failed(self, failure: ArmillaryError) -> None:
         job, self._running, self._ready = self._running, None, False
         log("ranks_failed", error=str(failure), traceback=getattr(failure, "traceback", None) or None)
-        self._tell_state("restarting", error=str(failure))
+        self._tell_state("restarting", error=str(failure)[:_LONGEST_ERROR])
         if job is None:
             return
         if isinstance(failure, RankError) and failure.killed:

@@ -1,4 +1,9 @@
-"""What every HTTP request passes first: it gets an id and its line in the log, and shows its key."""
+"""What every HTTP request passes first: it gets an id and its line in the log, and shows its key.
+
+Without a key a loopback server still has a door: any page that its user's browser shows can send requests to
+it. So those that a page of another origin sends are refused, and those for a host name that is not this
+machine's, by which such a page would pretend to be of the same origin.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import hmac
 import re
 import secrets
 import time
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
@@ -15,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from armillary.serve.logs import log
 from armillary.serve.metrics import Metrics
 from armillary.serve.refusals import error_body
+from armillary.serve.settings import is_loopback
 
 _OPEN = ("/health", "/docs", "/openapi.json")
 """What is told without a key: nothing of these is anybody's data."""
@@ -25,9 +32,10 @@ _QUIET = ("GET", "HEAD", "OPTIONS")
 class Gate:
     """An ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, api_key: str | None, host: str, metrics: Metrics) -> None:
         self._app = app
         self._key = api_key.encode() if api_key else None
+        self._only_here = is_loopback(host)
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,6 +55,8 @@ class Gate:
             await send(message)
 
         app = self._app if self._is_let_in(scope["path"], headers) else _no_key
+        if self._key is None and self._is_foreign(headers):
+            app = _foreign
         try:
             await app(scope, receive, numbered)
         finally:
@@ -58,6 +68,15 @@ class Gate:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # compared in constant time: how long a refusal takes tells nothing about the key
         return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self._key)
+
+    def _is_foreign(self, headers: Headers) -> bool:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        try:
+            if origin is not None and urlsplit(origin).netloc != host:
+                return True
+            return self._only_here and not is_loopback(urlsplit(f"//{host}").hostname or "")
+        except ValueError:  # a broken address
+            return True
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         if status >= 400:
@@ -73,5 +92,11 @@ async def _no_key(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
 
-def install(app: FastAPI, api_key: str | None, metrics: Metrics) -> None:
-    app.add_middleware(Gate, api_key=api_key, metrics=metrics)
+async def _foreign(scope: Scope, receive: Receive, send: Send) -> None:
+    why = "without an API key this server answers its own machine only, and no other site's pages"
+    body = error_body(why, kind="permission_error", param="Origin", code="foreign_origin")
+    await JSONResponse(body, 403)(scope, receive, send)
+
+
+def install(app: FastAPI, api_key: str | None, host: str, metrics: Metrics) -> None:
+    app.add_middleware(Gate, api_key=api_key, host=host, metrics=metrics)

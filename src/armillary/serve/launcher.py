@@ -6,7 +6,6 @@ torchrun it is a rank and stays one; the first rank starts the supervisor beside
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from armillary.engine.abilities import abilities
 from armillary.engine.prepare import Job, latent_patch, prepare
 from armillary.errors import EngineError, Problem, RequestError
 from armillary.residency import Residency
-from armillary.serve.settings import Settings
+from armillary.serve.settings import Settings, is_loopback
 
 if TYPE_CHECKING:
     from armillary.engine.worker import Rank
@@ -83,17 +82,10 @@ def refuse_open_door(wanted: Wanted) -> None:
     if wanted.api_key and wanted.no_auth:
         problem = Problem("bind", "--no-auth and an API key contradict each other", "give one of them")
         raise RequestError(problem)
-    if not (wanted.api_key or wanted.no_auth or _is_loopback(wanted.host)):
+    if not (wanted.api_key or wanted.no_auth or is_loopback(wanted.host)):
         why = f"--host {wanted.host} is reached from other machines, and there is no API key"
         fix = "give --api-key or ARMILLARY_API_KEY, or say --no-auth"
         raise RequestError(Problem("bind", why, fix))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _settings(checkpoint: str, job: Job, wanted: Wanted) -> Settings:

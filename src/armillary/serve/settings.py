@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 from collections.abc import Mapping
@@ -10,6 +11,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from armillary.engine.abilities import Abilities
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine as only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,10 +63,13 @@ class _Child:
         log("process_ended", process=self.name, exit_code=code)
         return code
 
+    def ask_to_end(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+
     def end(self, deadline: float) -> None:
         if self.process is None:
             return
-        self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -93,6 +96,8 @@ def supervise(settings: Settings) -> int:
         return _watch(children, to_engine, stop)
     finally:
         deadline = time.monotonic() + _POLITE_SECONDS
+        for child in children:
+            child.ask_to_end()
         for child in children:
             child.end(deadline)
 
