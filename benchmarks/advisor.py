@@ -282,7 +282,7 @@ def _marquardt(errors: Callable[[np.ndarray], np.ndarray], start: np.ndarray) ->
         gained = cost(e, x) - cost(better, x + move)
         x, e, damping = x + move, better, max(damping / 5, 1e-6)
         if gained < 1e-7:
-            return x
+            break
     return np.asarray(x)
 
 
