@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from armillary.checkpoint.dtypes import BY_NAME, DTYPES, DType
-from armillary.checkpoint.header import TensorEntry
 from armillary.checkpoint.index import CheckpointIndex, compare, read_index
 from armillary.errors import ArmillaryError, CheckpointError, Problem
 from armillary.models.registry import family_of, held_dtype, skeleton_for, with_facts
+from armillary.plan.explain import pattern_of
 from armillary.plan.skeleton import Parameter, Skeleton
 
 
@@ -76,22 +76,23 @@ def describe_index(index: CheckpointIndex, *, dtype: str | None = None) -> Descr
 def skeleton_of_headers(model_class: str, index: CheckpointIndex) -> Skeleton:
     """The skeleton that the stored tensors and the config are; kinds follow from names and ranks."""
     config = {key: value for key, value in index.config.items() if not key.startswith("_")}
+    family = family_of(model_class)
+    told: Mapping[str, str] = getattr(family, "KINDS", {})
     parameters = {}
     for name, entry in index.tensors.items():
         stored = DTYPES[entry.dtype]
-        kind = kind_of(name, {leaf: e.shape for leaf, e in _siblings(name, index)})
+        kind = told.get(pattern_of(name.rpartition(".")[0])) or kind_of(name, dict(_siblings(name, index)))
         parameters[name] = Parameter(entry.shape, stored.name, stored.itemsize, kind)
     skeleton = Skeleton(model_class=model_class, config=config, parameters=parameters)
-    family = family_of(model_class)
     return with_facts(skeleton, family) if family else skeleton
 
 
-def _siblings(name: str, index: CheckpointIndex) -> Iterator[tuple[str, TensorEntry]]:
-    """The weight and bias of the module that owns a tensor."""
+def _siblings(name: str, index: CheckpointIndex) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The shapes of the weight and the bias of the module that owns a tensor."""
     owner = name.rpartition(".")[0]
     for leaf in ("weight", "bias"):
         if entry := index.tensors.get(f"{owner}.{leaf}"):
-            yield leaf, entry
+            yield leaf, entry.shape
 
 
 _EMBEDDINGS = ("embed", "embedding", "embeddings", "embed_tokens", "word_embeddings", "embedding_table")

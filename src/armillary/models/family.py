@@ -54,6 +54,8 @@ class Family(Protocol):
         """What no model of the family can have; beside `parameters`."""
         ...
 
+    KINDS: Mapping[str, str]
+    """Plan key to kind, of modules whose kind their names and shapes do not tell."""
     UNUSED_BY_GENERATION: tuple[str, ...]
     """Modules that no generation calls."""
 
@@ -80,6 +82,7 @@ _OUTPUTS: Mapping[str, tuple[Role | None, ...]] = {
     "to_added_qkv": ("query", "key_value", "key_value"),
     "to_added_kv": ("key_value", "key_value"),
 }
+_COUNTS: Mapping[str, Count] = {"heads": "query", "inner_dim": "query_features"}
 _INPUTS: Mapping[str, tuple[Role | None, ...]] = {"to_out.0": ("query",), "to_add_out": ("query",)}
 
 
@@ -91,7 +94,8 @@ def attention(
     key_value_heads: int | None = None,
     outputs: Mapping[str, tuple[Role | None, ...]] = {},
     inputs: Mapping[str, tuple[Role | None, ...]] = _INPUTS,
-    counts: Mapping[str, Count] | None = None,
+    counts: Mapping[str, Count] = _COUNTS,
+    arguments: Mapping[str, int] = {},
 ) -> HeadGroup:
     """The head facts of attention modules whose projections have the names that diffusers gives them.
 
@@ -99,7 +103,8 @@ def attention(
         module: plan key of the attention modules.
         outputs: children beside the usual ones that hold heads, such as norms across them.
         inputs: children that take heads, where they are not the usual ones.
-        counts: attributes that count heads; by default `heads`.
+        counts: attributes that count heads; by default `heads` and `inner_dim`.
+        arguments: see `HeadGroup.arguments`.
     """
     return HeadGroup(
         module=module,
@@ -108,5 +113,6 @@ def attention(
         head_dim=head_dim,
         outputs={**_OUTPUTS, **outputs},
         inputs=inputs,
-        counts={"heads": "query"} if counts is None else counts,
+        counts=counts,
+        arguments=arguments,
     )

@@ -6,34 +6,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from armillary.models.cost import Attention, Cost, Size
+from armillary.models.entries import MODULATION, attention_entries, feed_forward_entries, optional
 from armillary.models.family import attention
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.skeleton import HeadGroup
-from armillary.plan.styles import Colwise, Optional, PackedColwise, PackedRowwise
+from armillary.plan.styles import Entry, Optional, PackedRowwise
 
 _TWO, _ONE = "transformer_blocks.*", "single_transformer_blocks.*"
-_FUSED = Optional(PackedColwise([1, 1, 1]))  # there after `fuse_qkv_projections()`
 
-PLAN = ParallelPlan(
-    {
-        # one row a prompt: gathering it costs little, and these are a quarter of the weights
-        f"{_TWO}.norm1.linear": Colwise(gather=True),
-        f"{_TWO}.norm1_context.linear": Colwise(gather=True),
-        **{f"{_TWO}.attn.{name}": "colwise" for name in ("to_q", "to_k", "to_v")},
-        **{f"{_TWO}.attn.add_{name}_proj": "colwise" for name in "qkv"},
-        f"{_TWO}.attn.to_qkv": _FUSED,
-        f"{_TWO}.attn.to_added_qkv": _FUSED,
-        f"{_TWO}.attn.to_out.0": "rowwise",
-        f"{_TWO}.attn.to_add_out": "rowwise",
-        **{f"{_TWO}.{ff}.net.0.proj": "colwise" for ff in ("ff", "ff_context")},
-        **{f"{_TWO}.{ff}.net.2": "rowwise" for ff in ("ff", "ff_context")},
+
+def block_entries() -> dict[str, Entry]:
+    """The entries of both kinds of blocks, without what modulates them; Chroma's are the same."""
+    return {
+        **attention_entries(f"{_TWO}.attn", added=True),
+        **feed_forward_entries(f"{_TWO}.ff"),
+        **feed_forward_entries(f"{_TWO}.ff_context"),
         # a config may have no blocks of the second kind
-        f"{_ONE}.norm.linear": Optional(Colwise(gather=True)),
-        **{f"{_ONE}.attn.{name}": Optional("colwise") for name in ("to_q", "to_k", "to_v")},
-        f"{_ONE}.attn.to_qkv": _FUSED,
+        **optional(attention_entries(f"{_ONE}.attn", out=None)),
         f"{_ONE}.proj_mlp": Optional("colwise"),
         # its input is the heads, then the MLP, which is four times as wide in every config
         f"{_ONE}.proj_out": Optional(PackedRowwise([1, 4])),
+    }
+
+
+PLAN = ParallelPlan(
+    {
+        **block_entries(),
+        f"{_TWO}.norm1.linear": MODULATION,
+        f"{_TWO}.norm1_context.linear": MODULATION,
+        f"{_ONE}.norm.linear": Optional(MODULATION),
     },
     source="armillary.models.flux",
 )

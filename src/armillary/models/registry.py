@@ -24,10 +24,21 @@ from armillary.plan.resolve import ResolvedPlan, resolve_plan
 from armillary.plan.skeleton import Parameter, Skeleton
 
 _FAMILIES = {
+    "AuraFlowTransformer2DModel": "auraflow",
     "ChromaTransformer2DModel": "chroma",
+    "CogVideoXTransformer3DModel": "cogvideox",
     "Cosmos3OmniTransformer": "cosmos3",
+    "Flux2Transformer2DModel": "flux2",
     "FluxTransformer2DModel": "flux",
+    "HiDreamImageTransformer2DModel": "hidream",
+    "HunyuanVideo15Transformer3DModel": "hunyuan_video15",
+    "HunyuanVideoTransformer3DModel": "hunyuan_video",
+    "LTX2VideoTransformer3DModel": "ltx2",
+    "LTXVideoTransformer3DModel": "ltx",
     "MiniMaxH3Transformer3DModel": "minimax_h3",
+    "QwenImage21Transformer2DModel": "qwen_image21",
+    "QwenImageTransformer2DModel": "qwen_image",
+    "SD3Transformer2DModel": "sd3",
     "WanTransformer3DModel": "wan",
     "WanVACETransformer3DModel": "wan_vace",
     "ZImageTransformer2DModel": "z_image",

@@ -6,30 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from armillary.models.cost import Attention, Cost, Size
+from armillary.models.entries import attention_entries, feed_forward_entries, norm_entries
 from armillary.models.family import attention
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.skeleton import HeadGroup
-from armillary.plan.styles import Entry, NormSplit, Optional, PackedColwise, Rowwise, parse_entry
+from armillary.plan.styles import Entry, NormSplit, Optional, PackedColwise
 
 
 def block_entries(block: str) -> dict[str, Entry]:
     """The entries of the blocks under a plan key; Wan's control blocks have the same layers."""
-    entries: dict[str, object] = {}
-    for attn in (f"{block}.attn1", f"{block}.attn2"):
-        entries |= {f"{attn}.{name}": "colwise" for name in ("to_q", "to_k", "to_v")}
-        entries |= {f"{attn}.{name}": NormSplit() for name in ("norm_q", "norm_k")}
-        entries[f"{attn}.to_out.0"] = Rowwise()
-    return {key: parse_entry(entry) for key, entry in entries.items()} | {
-        # there after `fuse_qkv_projections()`
-        f"{block}.attn1.to_qkv": Optional(PackedColwise([1, 1, 1])),
-        f"{block}.attn2.to_kv": Optional(PackedColwise([1, 1])),
-        f"{block}.attn2.to_added_kv": Optional(PackedColwise([1, 1])),
+    return {
+        **attention_entries(f"{block}.attn1"),
+        **norm_entries(f"{block}.attn1"),
+        **attention_entries(f"{block}.attn2"),
+        **norm_entries(f"{block}.attn2"),
         # image to video
         f"{block}.attn2.add_k_proj": Optional("colwise"),
         f"{block}.attn2.add_v_proj": Optional("colwise"),
         f"{block}.attn2.norm_added_k": Optional(NormSplit()),
-        f"{block}.ffn.net.0.proj": parse_entry("colwise"),
-        f"{block}.ffn.net.2": parse_entry("rowwise"),
+        # after `fuse_qkv_projections()`
+        f"{block}.attn2.to_kv": Optional(PackedColwise([1, 1])),
+        f"{block}.attn2.to_added_kv": Optional(PackedColwise([1, 1])),
+        **feed_forward_entries(f"{block}.ffn"),
     }
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from armillary.errors import PlanError, Problem
 from armillary.parallel.collectives import Group
+from armillary.parallel.heads import take_own_heads
 from armillary.parallel.mesh import Mesh
 from armillary.parallel.norms import joined_norm
 from armillary.plan.explain import pattern_of
@@ -130,6 +131,7 @@ def install(model: nn.Module, resolved: ResolvedPlan, mesh: Mesh, left_out: Coll
                 module.forward = forward
     for path, heads in resolved.heads.items():
         _set_local_heads(model.get_submodule(path), heads)
+        take_own_heads(model.get_submodule(path), heads, mesh.tp)
     if resolved.shards:
         # the reduces are not differentiable, so a backward pass fails cleanly instead of being wrong
         model.requires_grad_(False)

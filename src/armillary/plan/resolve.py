@@ -7,7 +7,7 @@ together. Nothing here needs torch, so the dry run and the real one are the same
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from armillary.errors import LayoutError, PlanError, Problem, Refusals
@@ -36,13 +36,17 @@ class LocalHeads:
     head_dim: int
     counts: Mapping[str, str]
     """Attribute of the module that holds a count -> what it counts; see `HeadGroup.counts`."""
+    arguments: Mapping[str, int] = field(default_factory=dict)
+    """See `HeadGroup.arguments`."""
 
     def local(self, count: str) -> int:
-        """The local value of a count: "query", "key_value" or "queries_per_key_value"."""
+        """The local value of a count; see `Count`."""
         return {
             "query": self.local_query,
             "key_value": self.local_key_value,
             "queries_per_key_value": self.local_query // self.local_key_value,
+            "query_features": self.local_query * self.head_dim,
+            "key_value_features": self.local_key_value * self.head_dim,
         }[count]
 
 
@@ -225,5 +229,6 @@ def _local_heads(
             local_key_value=head_segment(group, "key_value").count(degree),
             head_dim=group.head_dim,
             counts=group.counts,
+            arguments=group.arguments,
         )
     return heads

@@ -15,7 +15,9 @@ from typing import Any, Literal, TypeAlias
 
 Role: TypeAlias = Literal["query", "key_value"]
 """The heads that the outputs (or inputs) of a projection are counted in; `None` beside it: plain features."""
-Count: TypeAlias = Literal["query", "key_value", "queries_per_key_value"]
+Count: TypeAlias = Literal[
+    "query", "key_value", "queries_per_key_value", "query_features", "key_value_features"
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class HeadGroup:
     inputs: Mapping[str, tuple[Role | None, ...]]
     counts: Mapping[str, Count] = field(default_factory=dict)
     """Attribute of the module that holds a count -> what it counts."""
+    arguments: Mapping[str, int] = field(default_factory=dict)
+    """Argument of the module's forward that holds something for every head (rotary angles) -> the dimension
+    along which the heads lie; a rank takes those of its own."""
 
     @property
     def projections(self) -> tuple[str, ...]:
