@@ -170,6 +170,16 @@ class Group:
         """Raise `EngineError` on every rank unless all ranks hold equal `facts`; the first few are named."""
         _refuse_differences(self.share(dict(facts)), f"axis {self.axis}", what)
 
+    def tell(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+        """Every rank's few whole numbers, as many from each, by their place on the axis."""
+        if self.size == 1:
+            return [[*numbers]]
+        mine = torch.tensor(numbers, device=device)
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        with self.heartbeat.waiting():
+            dist.all_gather(everyone, mine, group=self.process_group)
+        return [told.tolist() for told in self._in_mesh_order(everyone)]
+
     def highest(self, numbers: torch.Tensor) -> None:
         """Replace each number by the highest that a rank of the group has."""
         with self.heartbeat.waiting():

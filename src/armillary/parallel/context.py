@@ -11,18 +11,13 @@ A prefix of keys and values (the prompt) is known to every rank in full; a query
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
-from armillary.models.registry import family_of
 from armillary.parallel.collectives import Group
-from armillary.parallel.degrees import runs_context
 from armillary.parallel.flash import attend_with_lse, merge
-from armillary.parallel.inputs import compare_inputs
-from armillary.parallel.mesh import Mesh
-from armillary.parallel.residency import MovedWeights
 from armillary.plan.ranges import Range, Segment, cut
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -41,6 +36,12 @@ class Rows:
         """`length` rows over `positions` ranks, as evenly as they go."""
         shard = cut(0, [Segment(units=length, uneven=True)], positions)
         return cls(tuple((shard.ranges(p) or ((length, length),))[0] for p in range(positions)))
+
+    @classmethod
+    def of_counts(cls, counts: Sequence[int]) -> Rows:
+        """As many rows on every position as `counts` says."""
+        stops = [*accumulate(counts)]
+        return cls(tuple((stop - count, stop) for stop, count in zip(stops, counts, strict=True)))
 
     def count(self, position: int) -> int:
         start, stop = self.ranges[position]
@@ -98,30 +99,42 @@ class Context:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        prefix: tuple[torch.Tensor, torch.Tensor],
+        prefix: tuple[torch.Tensor, torch.Tensor] | None,
         rows: Rows,
         attend: Attend,
+        *,
+        key_rows: Rows | None = None,
+        scale: float | None = None,
     ) -> torch.Tensor:
         """Full attention of this rank's query rows over the prefix and the keys of all ranks.
 
         Args:
-            query: [rows here, heads, size]; key, value: [rows here, key/value heads, size].
+            query: [rows here, heads, size]; key, value: [rows here, key/value heads, size]. All may have a
+                batch between heads and size.
             prefix: key and value of the prompt, [prompt, key/value heads, size], the same on every rank.
-            rows: where the sequence's rows lie.
-            attend: the attention of one device.
+            rows: where the sequence's rows lie; `key_rows` where keys are of another sequence.
+            attend: the attention of one device; `ring` has its own, which takes `scale`.
 
         Returns: [rows here, heads, size].
         """
+        key_rows = key_rows or rows
         counts = [rows.count(p) for p in self._chunk(self.outer.rank)]
         query = self._to_heads(query, counts)
-        key, value, *prefix_heads = self._key_value_heads(key, value, prefix, counts)
+        key_counts = [key_rows.count(p) for p in self._chunk(self.outer.rank)]
+        prefix = prefix or (key[:0], value[:0])
+        key, value, *prefix_heads = self._key_value_heads(key, value, prefix, key_counts)
         if self.ring.size > 1:
-            out = self._pass_round(query, key, value, prefix_heads, rows)
+            out = self._pass_round(query, key, value, prefix_heads, key_rows, scale)
         else:
-            key, value = self._gathered(key, value, rows)
-            keys, values = torch.cat([prefix_heads[0], key]), torch.cat([prefix_heads[1], value])
-            out = attend(query, keys, values) if query.shape[0] else query
+            key, value = self._gathered(key, value, key_rows)
+            if prefix_heads[0].shape[0]:
+                key, value = torch.cat([prefix_heads[0], key]), torch.cat([prefix_heads[1], value])
+            out = attend(query, key, value) if query.shape[0] else query
         return self._to_rows(out, counts)
+
+    def without_ring(self) -> Context:
+        """The same ranks, which gather keys and values in place of passing them round."""
+        return replace(self, gather=self.outer, ring=Group("ring"))
 
     def _gathered(
         self, key: torch.Tensor, value: torch.Tensor, rows: Rows
@@ -185,6 +198,7 @@ class Context:
         value: torch.Tensor,
         prefix: Sequence[torch.Tensor],
         rows: Rows,
+        scale: float | None,
     ) -> torch.Tensor:
         """Chunk by chunk: the own one together with the prefix first, then each that comes round."""
         parts = []
@@ -198,28 +212,8 @@ class Context:
                 arriving = self.ring.rotate(chunk, (size, *chunk.shape[1:]))
             # no key, no part: the kernel must not be given an empty chunk
             if query.shape[0] and keys.shape[0]:
-                parts.append(attend_with_lse(query, keys, values))
+                parts.append(attend_with_lse(query, keys, values, scale))
             if step < self.ring.size - 1:
                 chunk = arriving()
                 keys, values = chunk.unbind(1)
         return merge(parts, query)
-
-
-_UNDO = "_armillary_context"
-
-
-def use_context(model: Any, mesh: Mesh, prefill: bool, weights: MovedWeights | None) -> None:
-    """Make a model with its weights in place (or elsewhere) run the mesh's context axes, or compute each
-    prompt once. Ranks that call it with different shapes or dtypes are told, where they would hang."""
-    undo = [compare_inputs(model, mesh)]
-    if prefill or weights is not None or runs_context(mesh.layout):
-        family = family_of(model)
-        assert family is not None, "`refuse_context` has passed"
-        undo.append(family.reuse_prompts(model, mesh, weights))
-    setattr(model, _UNDO, undo)
-
-
-def leave_context(model: Any) -> None:
-    """Take back what `use_context` has done, where it has; weights that live elsewhere are not fetched."""
-    for undo in reversed(vars(model).pop(_UNDO, [])):
-        undo()

@@ -83,8 +83,8 @@ def runs_context(layout: Layout) -> bool:
     return any(layout.degrees[axis] > 1 for axis in CONTEXT_AXES)
 
 
-def refuse_context(layout: Layout, model: object, prefill: bool, residency: Residency) -> None:
-    """Raise `LayoutError` for context axes, prefill or a residency that a model's family cannot run.
+def refuse_residency(model: object, prefill: bool, residency: Residency) -> None:
+    """Raise `LayoutError` for a prefill or a residency that a model's family cannot run.
 
     `model` is a model, a class or a class name.
     """
@@ -92,11 +92,7 @@ def refuse_context(layout: Layout, model: object, prefill: bool, residency: Resi
     if family is not None and family.CONTEXT:
         return
     name = model if isinstance(model, str) else type(model).__name__
-    problems = [
-        Problem("context-family", f"{axis}={degree}: {name} has no context plan", f"use {axis}=1")
-        for axis, degree in layout.degrees.items()
-        if axis in CONTEXT_AXES and degree > 1
-    ]
+    problems = []
     if prefill:
         problems.append(
             Problem("prefill-family", f"{name} has no prompt to compute once", "use prefill=False")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,14 +26,19 @@ def compare_inputs(model: nn.Module, mesh: Mesh) -> Callable[[], None]:
     return model.register_forward_pre_hook(compare, with_kwargs=True).remove
 
 
+def facts_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, object]:
+    """What must be equal on ranks that compute together: shape and dtype of every tensor among the inputs,
+    and whole numbers, which are lengths."""
+    return dict(_facts([*args, dict(kwargs)]))
+
+
 def _compare(
     groups: Any, device: torch.device, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    agree_over(groups, "the inputs of the model", dict(_facts([*args, dict(kwargs)])), device)
+    agree_over(groups, "the inputs of the model", facts_of(args, kwargs), device)
 
 
 def _facts(inputs: Any) -> Iterator[tuple[str, object]]:
-    """What must be equal: shape and dtype of a tensor, and a whole number, which is a length."""
     leaves, _ = tree_flatten_with_path(inputs)
     for path, leaf in leaves:
         if isinstance(leaf, torch.Tensor):

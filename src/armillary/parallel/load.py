@@ -18,9 +18,10 @@ from armillary.layout import Layout
 from armillary.models.described import as_loaded, class_named_in, hold_against
 from armillary.models.registry import family_of, known_classes, resolve, skeleton_for, skeleton_of
 from armillary.parallel.collectives import Group
-from armillary.parallel.context import use_context
-from armillary.parallel.degrees import LayoutLike, as_layout, refuse_context
+from armillary.parallel.context_plan import refuse_context_plan
+from armillary.parallel.degrees import LayoutLike, as_layout, refuse_residency
 from armillary.parallel.fingerprint import fingerprint
+from armillary.parallel.forward import change_forward
 from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.placement import moved_weights, ranges_of
 from armillary.parallel.tensor import Sharding, install, note_sharding, place, refuse_unknown_norms
@@ -94,7 +95,7 @@ def load(
     for path in leave_out:
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, None)
-    use_context(model, mesh, prefill, weights)
+    change_forward(model, resolved, mesh, prefill, weights)
     return model.eval()
 
 
@@ -186,11 +187,12 @@ def _resolve_all(
         skeleton = as_loaded(skeleton, index, name, kept)
     refusals.add(PlanError, _unknown_modules(leave_out, skeleton))
     with refusals.collect():
-        refuse_context(layout, model, prefill, residency)
+        refuse_residency(model, prefill, residency)
     resolved = None
     with refusals.collect():
-        resolved = resolve(skeleton, layout, plan=plan, overrides=overrides)
+        resolved = resolve(skeleton, layout, plan=plan, overrides=overrides, model_class=type(model))
         refuse_unknown_norms(model, resolved)
+        refuse_context_plan(model, layout, resolved)
     refusals.raise_if_any()
     assert resolved is not None, "resolve neither raised nor returned"
     return resolved

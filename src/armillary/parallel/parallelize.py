@@ -15,9 +15,10 @@ from armillary.errors import PlanError, Problem
 from armillary.layout import Layout
 from armillary.models.described import hold_against
 from armillary.models.registry import resolve, skeleton_of
-from armillary.parallel.context import leave_context, use_context
-from armillary.parallel.degrees import LayoutLike, as_layout, refuse_context
+from armillary.parallel.context_plan import refuse_context_plan
+from armillary.parallel.degrees import LayoutLike, as_layout, refuse_residency
 from armillary.parallel.fingerprint import fingerprint
+from armillary.parallel.forward import change_forward, restore_forward
 from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.placement import Present, refuse_disk_without_checkpoint
 from armillary.parallel.residency import MovedWeights
@@ -88,7 +89,8 @@ def parallelize(
     target = torch.device(device) if device is not None else _device_of(model)
     home = (residency or (before.residency if before else Residency())).on(target.type)
     prefill = prefill or (before is not None and before.prefill)
-    refuse_context(degrees, model, prefill, home)
+    refuse_residency(model, prefill, home)
+    refuse_context_plan(model, degrees, resolved)
     index = _index(model, checkpoint) or (before.checkpoint if before else None)
     refuse_disk_without_checkpoint(home, index is not None)
     mesh = split.mesh if split else mesh or build_mesh(degrees)
@@ -98,14 +100,14 @@ def parallelize(
     # all new tensors before any is put in place: if memory runs out here, the model is untouched
     weights = present.moved(home, target, index)
     arriving = _arriving(present, weights, target if device is not None else None)
-    leave_context(model)
+    restore_forward(model)
     for name, tensor in arriving.items():
         place(model, name, tensor)
     if not split:
         install(model, resolved, mesh, present.left_out)
     absent = present.left_out.union(weights.away if weights else ())
     note_sharding(model, Sharding(resolved, mesh, absent, home, weights, prefill, index))
-    use_context(model, mesh, prefill, weights)
+    change_forward(model, resolved, mesh, prefill, weights)
     return model
 
 
@@ -141,7 +143,7 @@ def _resolve(
 ) -> ResolvedPlan:
     # the skeleton it was loaded with knows the modules that were left out, which the plan names
     whole = before.resolved.skeleton if before and before.left_out else model
-    resolved = resolve(whole, layout, plan=plan, overrides=overrides)
+    resolved = resolve(whole, layout, plan=plan, overrides=overrides, model_class=type(model))
     refuse_unknown_norms(model, resolved)
     return resolved
 

@@ -26,6 +26,7 @@ from armillary.models.cosmos3.attention import (
 )
 from armillary.models.cosmos3.streams import Pathways
 from armillary.parallel.context import Context, Rows
+from armillary.parallel.flash import refuse_backend
 
 Prompt: TypeAlias = tuple[PromptKeys, ...]
 """One entry per layer."""
@@ -100,7 +101,7 @@ class Prefill:
 
     def _note_prompt(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """What tells one prompt from another: its tokens, their order and positions, and the dtype."""
-        _refuse_other_processors(self.model)
+        _refuse_other_processors(self.model, self.context.ring.size)
         given = inspect.signature(type(self.model).forward).bind(self.model, *args, **kwargs).arguments
         positions = given["position_ids"][..., : given["und_len"]]
         self._key = (
@@ -144,11 +145,13 @@ class Prefill:
         return self.context.whole(self.model.norm_moe_gen(local), rows)
 
 
-def _refuse_other_processors(model: Any) -> None:
+def _refuse_other_processors(model: Any, ring: int) -> None:
     """The two pathways are computed here and not by the attention's processor, so another one would be
-    passed over."""
+    passed over; and `ring` passes over the backend that one asks for."""
     for layer in model.layers:
         attn = layer.self_attn
+        if ring > 1:
+            refuse_backend(attn.processor, ring)
         if type(attn.processor) is not type(attn)._default_processor_cls:
             raise PlanError(
                 Problem(
