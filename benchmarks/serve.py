@@ -49,7 +49,7 @@ class Client:
     def run(self, fields: dict[str, Any]) -> str:
         """Run a job to its end; its id."""
         job: str = self.ask("POST", "/v1/videos", fields)["id"]
-        while self.ask("GET", f"/v1/videos/{job}")["status"] != "completed":
+        while self.ask("GET", f"/v1/videos/{job}")["status"] in ("queued", "in_progress"):
             time.sleep(0.1)
         return job
 
@@ -162,8 +162,7 @@ def measure_polls(log: Path, client: Client) -> dict[str, Any]:
             polls, started = Polls(job), time.monotonic()
             if polled:
                 polls.start()
-            while not (ended := _found(log, "job_completed", job)):
-                time.sleep(0.2)
+            ended = _event(log, "job_completed", job)
             if polled:
                 polls.over.set()
                 polls.join()
@@ -180,8 +179,11 @@ def measure_polls(log: Path, client: Client) -> dict[str, Any]:
 
 
 def _event(log: Path, name: str, job: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 120
     while not (found := _found(log, name, job)):
-        time.sleep(0.01)
+        if time.monotonic() > deadline or _found(log, "job_failed", job):
+            raise SystemExit(f"{job}: no {name}\n{log.read_text()[-3000:]}")
+        time.sleep(0.2)
     return found
 
 

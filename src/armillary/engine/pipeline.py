@@ -56,7 +56,20 @@ def set_schedule(pipeline: Any, request: CompleteRequest) -> None:
         scheduler = type(pipeline.scheduler).from_config(
             pipeline.scheduler.config, flow_shift=request.flow_shift
         )
+        _start_at_the_start(scheduler)
         pipeline.update_components(scheduler=scheduler)
+
+
+def _start_at_the_start(scheduler: Any) -> None:
+    """Let this instance count its steps from 0. It would look for its first timestep among all of them, and
+    in a schedule of so many steps that two round to the same timestep it finds the second."""
+    set_timesteps = scheduler.set_timesteps
+
+    def set_and_begin(*args: Any, **kwargs: Any) -> None:
+        set_timesteps(*args, **kwargs)
+        scheduler.set_begin_index(0)
+
+    scheduler.set_timesteps = set_and_begin
 
 
 def _is_whole(component: Any) -> bool:
