@@ -107,7 +107,7 @@ def test_events_tell_place_steps_and_end(server: Server) -> None:
 def test_seconds_left_are_estimated_from_the_steps(server: Server) -> None:
     video_id = server.post("/v1/videos", prompt="long", **SMALL | {"num_inference_steps": 120}).json()["id"]
     told = [video for name, video in _followed(server, video_id) if name == "progress" and video["step"] > 10]
-    assert told[0]["seconds_left"] > told[-1]["seconds_left"] > 0
+    assert told[0]["seconds_left"] > told[-1]["seconds_left"] >= 0
     # of so many steps the first two round to one timestep, on which the stock scheduler stumbles at the end
     assert server.video(video_id)["status"] == "completed"
 
