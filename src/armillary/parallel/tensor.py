@@ -17,6 +17,7 @@ from torch import nn
 
 from armillary.errors import PlanError, Problem
 from armillary.parallel.collectives import Group
+from armillary.parallel.guards import guard, log_skipped
 from armillary.parallel.heads import take_own_heads
 from armillary.parallel.mesh import Mesh
 from armillary.parallel.norms import joined_norm
@@ -66,8 +67,11 @@ def sharding_of(model: nn.Module) -> Sharding | None:
 
 
 def note_sharding(model: nn.Module, sharding: Sharding) -> None:
-    """Remember on the model what was done to it."""
+    """Remember on the model what was done to it, and guard it against what it cannot do any more."""
+    if sharding_of(model) is None and sharding.mesh.is_first:
+        log_skipped(sharding.resolved)
     setattr(model, _MARK, sharding)
+    guard(model, sharding)
 
 
 def take_ranges(tensor: torch.Tensor, dim: int, ranges: Sequence[Range]) -> torch.Tensor:
