@@ -19,6 +19,7 @@ from armillary.parallel.context_plan import refuse_context_plan
 from armillary.parallel.degrees import LayoutLike, as_layout, refuse_residency
 from armillary.parallel.fingerprint import fingerprint
 from armillary.parallel.forward import change_forward, restore_forward
+from armillary.parallel.guards import refuse_foreign
 from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.placement import Present, refuse_disk_without_checkpoint
 from armillary.parallel.residency import MovedWeights
@@ -78,6 +79,7 @@ def parallelize(
     degrees = as_layout(layout)
     refuse_other_mesh(degrees, mesh)
     _refuse_meta(model)
+    refuse_foreign(model)
     before = sharding_of(model)
     # split over ranks already: the weights may move, and that is all that may change
     split = before if before and before.mesh.layout.world_size > 1 else None
