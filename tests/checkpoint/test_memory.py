@@ -12,7 +12,8 @@ from armillary.checkpoint.memory import PIECE, Resident
 def test_it_grows_in_pieces_up_to_the_block() -> None:
     block = torch.empty(2 * PIECE + 100, dtype=torch.uint8)
     resident = Resident(block.data_ptr(), block.nbytes)
-    assert [resident.extend() for _ in range(4)] == [PIECE, 2 * PIECE, block.nbytes, block.nbytes]
+    ends = [(resident.extend(PIECE), resident.end)[1] for _ in range(4)]
+    assert ends == [PIECE, 2 * PIECE, block.nbytes, block.nbytes]
 
 
 def test_what_is_in_memory_stays() -> None:
@@ -20,7 +21,7 @@ def test_what_is_in_memory_stays() -> None:
     before = block.clone()
     resident = Resident(block.data_ptr() + 7, block.nbytes - 7)
     while resident.end < block.nbytes - 7:
-        resident.extend()
+        resident.extend(PIECE)
     assert torch.equal(block, before)
 
 
@@ -33,7 +34,7 @@ def test_pages_of_the_block_cost_no_fault_any_more() -> None:
     block = torch.empty(16 * PIECE, dtype=torch.uint8)
     resident = Resident(block.data_ptr(), block.nbytes)
     while resident.end < block.nbytes:
-        resident.extend()
+        resident.extend(PIECE)
     before = minor_faults()
     ctypes.memset(block.data_ptr(), 1, block.nbytes)
     assert minor_faults() - before < block.nbytes // 4096 // 4

@@ -113,7 +113,9 @@ def test_no_byte_is_read_that_is_not_wanted(
 ) -> None:
     before = bytes_read()
     read_one(index, "big", wanted, dtype)
-    assert BIG.nbytes // 2 <= bytes_read() - before <= 1.02 * BIG.nbytes // 2
+    # short runs are copied from a mapping, which is not counted
+    least = BIG.nbytes // 2 if wanted[0] == 0 else 0
+    assert least <= bytes_read() - before <= 1.02 * BIG.nbytes // 2
 
 
 def bytes_read() -> int:
@@ -130,14 +132,15 @@ def moved(index: CheckpointIndex, name: str, file: Path) -> CheckpointIndex:
     return replace(index, tensors={name: replace(index.tensors[name], file=file)})
 
 
+@pytest.mark.parametrize("wanted", [None, (1, [(0, 10)])])
 def test_a_file_cut_after_its_header_was_read_is_named_with_the_tensor(
-    index: CheckpointIndex, tmp_path: Path
+    index: CheckpointIndex, tmp_path: Path, wanted: Wanted
 ) -> None:
     big, cut = index.tensors["big"], tmp_path / "cut.safetensors"
     cut.write_bytes(big.file.read_bytes()[: big.offset + 100])
     message = f"tensor big cannot be read from {cut}: the file ends at byte {big.offset + 100}"
     with pytest.raises(CheckpointError, match=message):
-        list(read_tensors(moved(index, "big", cut), {"big": None}))
+        list(read_tensors(moved(index, "big", cut), {"big": wanted}))
 
 
 def test_an_error_of_the_disk_is_named_with_the_tensor(index: CheckpointIndex) -> None:

@@ -26,14 +26,13 @@ class Resident:
         self.end = 0
         """Bytes from the start."""
 
-    def extend(self) -> int:
-        """Make the next piece resident; the new end."""
-        first, self.end = self._address + self.end, min(self._nbytes, self.end + PIECE)
-        # up to the last page that lies inside: the next piece, or a neighbour in memory, has the one after
-        start, stop = _page_at(first), _page_at(self._address + self.end)
-        if sys.platform == "linux" and stop > start:
+    def extend(self, nbytes: int) -> None:
+        """Make so many bytes more resident, which are to be written next."""
+        first, self.end = self._address + self.end, min(self._nbytes, self.end + nbytes)
+        # up to the page that the last of them is in, which the next call would find resident
+        start, stop = _page_at(first), _page_at(self._address + self.end - 1) + mmap.PAGESIZE
+        if sys.platform == "linux" and self.end > first - self._address:
             _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_POPULATE_WRITE)
-        return self.end
 
 
 def _page_at(address: int) -> int:

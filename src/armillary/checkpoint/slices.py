@@ -6,6 +6,7 @@ Pure arithmetic. Offsets count from the tensor's first byte; tensors are stored 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
@@ -38,16 +39,37 @@ def byte_ranges(shape: Sequence[int], itemsize: int, dim: int, ranges: Sequence[
     Raises:
         ValueError: a range reaches outside the dimension.
     """
+    rows = rows_of(shape, itemsize, dim, ranges)
+    firsts = (number * rows.nbytes for number in range(rows.count))
+    return _joined((first + offset, nbytes) for first in firsts for offset, nbytes in rows.runs)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A stored tensor as equal rows of bytes, of each of which the same runs are wanted."""
+
+    count: int
+    nbytes: int
+    """Of one row."""
+    runs: tuple[Segment, ...]
+
+    @property
+    def wanted(self) -> int:
+        """Bytes wanted of one row."""
+        return sum(nbytes for _, nbytes in self.runs)
+
+
+def rows_of(shape: Sequence[int], itemsize: int, dim: int, ranges: Sequence[Range]) -> Rows:
+    """The same bytes as `byte_ranges`, as runs that repeat from row to row.
+
+    Raises:
+        ValueError: a range reaches outside the dimension.
+    """
     _check(shape, dim, ranges)
     full_shape = tuple(shape) or (1,)
     element = prod(full_shape[dim + 1 :]) * itemsize
-    row = full_shape[dim] * element
-    runs = [(start * element, (stop - start) * element) for start, stop in ranges if start < stop]
-    rows = range(0, prod(full_shape[:dim]) * row, row) if row else ()
-    if len(runs) == 1 and runs[0][1] < row:  # the common case, where nothing can be joined
-        ((offset, nbytes),) = runs
-        return ((first + offset, nbytes) for first in rows)
-    return _joined((first + offset, nbytes) for first in rows for offset, nbytes in runs)
+    runs = ((start * element, (stop - start) * element) for start, stop in ranges)
+    return Rows(prod(full_shape[:dim]), full_shape[dim] * element, tuple(_joined(runs)))
 
 
 def windows(segments: Iterable[Segment], limit: int) -> Iterator[list[Segment]]:

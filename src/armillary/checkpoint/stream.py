@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from armillary.checkpoint.dtypes import DTYPES
 from armillary.checkpoint.header import TensorEntry, several
 from armillary.checkpoint.index import CheckpointIndex
-from armillary.checkpoint.memory import Resident
-from armillary.checkpoint.slices import Range, Segment, byte_ranges, local_shape, windows
+from armillary.checkpoint.memory import PIECE, Resident
+from armillary.checkpoint.slices import Range, Rows, Segment, byte_ranges, local_shape, rows_of, windows
 from armillary.errors import CheckpointError, Problem
 
 Wanted: TypeAlias = tuple[int, Sequence[Range]] | None
 """(dim, ranges) of a shard; None for a whole tensor."""
+Fill: TypeAlias = Callable[[memoryview, Resident | None], None]
+"""Puts the bytes of a window into a view of that size, whose memory may have to be made resident first."""
 
 WINDOW = 8 << 20
 """Bytes read between two calls of `progress`; also the staging buffer, the only memory beside the tensors."""
-SMALL_SEGMENT = 1 << 20
+SMALL_RUN = 1 << 20
+"""Bytes of a row below which it is copied from a mapping of the file instead of read."""
 READ_AHEAD = 1 << 20
 """Linux reads ahead at most a few MiB for one hint, so they are given in steps."""
 
@@ -109,21 +115,18 @@ class _Reader:
 
         `fresh`: nothing has touched that memory yet.
         """
-        itemsize = DTYPES[entry.dtype].itemsize
         stored = getattr(torch, DTYPES[entry.dtype].name)
-        dim, ranges = wanted or _whole(entry)
         straight = tensor.dtype == stored and self.device.type == "cpu"
         target = tensor.flatten()
         bytes_of_target = _bytes_of(target if straight else self.staging)
         resident = Resident(tensor.data_ptr(), tensor.nbytes) if fresh and straight else None
         done = 0
-        segments = byte_ranges(entry.shape, itemsize, dim, ranges)
-        for window in _read_ahead(descriptor, entry, windows(segments, WINDOW)):
-            nbytes = sum(length for _, length in window)
-            _fill(bytes_of_target, done if straight else 0, descriptor, entry, window, resident)
+        for fill, nbytes in _windows(descriptor, entry, wanted):
+            start = done if straight else 0
+            fill(bytes_of_target[start : start + nbytes], resident)
             if not straight:
                 elements = self.staging[:nbytes].view(stored)
-                target[done // itemsize :][: len(elements)].copy_(elements)
+                target[done // stored.itemsize :][: len(elements)].copy_(elements)
             done += nbytes
             self.progress(nbytes)
 
@@ -166,55 +169,85 @@ def _whole(entry: TensorEntry) -> tuple[int, Sequence[Range]]:
     return 0, [(0, entry.shape[0] if entry.shape else 1)]
 
 
-def _fill(
-    view: memoryview,
-    at: int,
+def _windows(descriptor: int, entry: TensorEntry, wanted: Wanted) -> Iterator[tuple[Fill, int]]:
+    """What fills one window after another of the local tensor, and with how many bytes."""
+    dim, ranges = wanted or _whole(entry)
+    itemsize = DTYPES[entry.dtype].itemsize
+    rows = rows_of(entry.shape, itemsize, dim, ranges)
+    if rows.count > 1 and 0 < rows.wanted < min(rows.nbytes, SMALL_RUN):
+        yield from _mapped_windows(descriptor, entry, rows)
+        return
+    for window in windows(byte_ranges(entry.shape, itemsize, dim, ranges), WINDOW):
+        yield partial(_read, descriptor, entry, window), sum(length for _, length in window)
+
+
+def _read(
     descriptor: int,
     entry: TensorEntry,
     window: Sequence[Segment],
+    view: memoryview,
     resident: Resident | None,
 ) -> None:
-    """Read the segments of a window one after another into `view`, from its byte `at`."""
-    # One read per segment: a row-wise slice has many small ones, but a call costs 1 us and reading
-    # through the gaps instead would read twice to eight times as much.
-    preadv = os.preadv
-    ready = resident.end if resident else len(view)
+    """Read the segments of a window one after another into `view`."""
+    at = 0
+    for offset, nbytes in window:
+        end, place = at + nbytes, entry.offset + offset
+        while at < end:
+            step = min(end, at + PIECE)
+            if resident:
+                resident.extend(step - at)
+            try:
+                found = os.preadv(descriptor, (view[at:step],), place)
+            except OSError as error:
+                raise _unreadable(entry, str(error.strerror)) from error
+            if not found:
+                raise _cut(entry, place)
+            at, place = at + found, place + found
+
+
+def _mapped_windows(descriptor: int, entry: TensorEntry, rows: Rows) -> Iterator[tuple[Fill, int]]:
+    """Short runs of many rows are copied from a mapping: a system call for each would take as long as the
+    copy, and reading through the gaps instead would read twice to eight times as much."""
+    start = entry.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    end = entry.offset + rows.count * rows.nbytes
+    # what is mapped beyond the end of a file kills the process that touches it
+    if (size := os.fstat(descriptor).st_size) < end:
+        raise _cut(entry, size)
     try:
-        for offset, nbytes in window:
-            end, place = at + nbytes, entry.offset + offset
-            while at < end:
-                if resident and at >= ready:
-                    ready = resident.extend()
-                found = preadv(descriptor, (view[at : min(end, ready)],), place)
-                if not found:
-                    raise _unreadable(
-                        entry, f"the file ends at byte {place}: it was cut after its header was read"
-                    )
-                at, place = at + found, place + found
+        mapping = mmap.mmap(descriptor, end - start, prot=mmap.PROT_READ, offset=start)
     except OSError as error:
         raise _unreadable(entry, str(error.strerror)) from error
+    stored = np.frombuffer(mapping, np.uint8, offset=entry.offset - start).reshape(rows.count, rows.nbytes)
+    per_window = max(1, WINDOW // rows.wanted)
+    for first in range(0, rows.count, per_window):
+        block = stored[first : first + per_window]
+        _fetch(descriptor, entry.offset + first * rows.nbytes, 2 * block.nbytes)
+        yield partial(_copy_runs, block, rows), len(block) * rows.wanted
 
 
-def _read_ahead(
-    descriptor: int, entry: TensorEntry, groups: Iterator[list[Segment]]
-) -> Iterator[list[Segment]]:
-    """Pass the windows on, one behind; the kernel is asked to fetch those of many small segments.
+def _copy_runs(block: npt.NDArray[np.uint8], rows: Rows, view: memoryview, resident: Resident | None) -> None:
+    """Copy the wanted runs of some rows into `view`, a piece at a time."""
+    local = np.frombuffer(view, np.uint8).reshape(len(block), rows.wanted)
+    per_piece = max(1, PIECE // rows.wanted)
+    for first in range(0, len(block), per_piece):
+        piece = local[first : first + per_piece]
+        if resident:
+            resident.extend(piece.nbytes)
+        at = 0
+        for offset, nbytes in rows.runs:
+            piece[:, at : at + nbytes] = block[first : first + per_piece, offset : offset + nbytes]
+            at += nbytes
 
-    It takes them for random reads and would fetch each when asked: from a cold disk 512 MiB in
-    segments of 4 KiB took 8 s so and 0.8 s with the hint.
+
+def _fetch(descriptor: int, start: int, nbytes: int) -> None:
+    """Ask the kernel to have these bytes soon.
+
+    It takes short runs for random reads and would fetch each when asked: from a cold disk 512 MiB in
+    runs of 4 KiB took 8 s so and 0.8 s with the hint.
     """
-    behind: list[Segment] | None = None
-    for window in groups:
-        if len(window) > WINDOW // SMALL_SEGMENT and hasattr(os, "posix_fadvise"):
-            first, last = entry.offset + window[0][0], entry.offset + sum(window[-1])
-            if not _in_memory(descriptor, last - 1):
-                for at in range(first, last, READ_AHEAD):
-                    os.posix_fadvise(descriptor, at, READ_AHEAD, os.POSIX_FADV_WILLNEED)
-        if behind:
-            yield behind
-        behind = window
-    if behind:
-        yield behind
+    if hasattr(os, "posix_fadvise") and not _in_memory(descriptor, start + nbytes - 1):
+        for at in range(start, start + nbytes, READ_AHEAD):
+            os.posix_fadvise(descriptor, at, READ_AHEAD, os.POSIX_FADV_WILLNEED)
 
 
 def _in_memory(descriptor: int, place: int) -> bool:
@@ -236,6 +269,10 @@ def _open(path: Path) -> int:
         raise CheckpointError(
             Problem("checkpoint-file", f"{path} cannot be read: {error.strerror}", "check the path")
         ) from error
+
+
+def _cut(entry: TensorEntry, place: int) -> CheckpointError:
+    return _unreadable(entry, f"the file ends at byte {place}: it was cut after its header was read")
 
 
 def _unreadable(entry: TensorEntry, why: str) -> CheckpointError:
