@@ -9,6 +9,9 @@ from armillary.layout import Layout
 
 GB = 1e9
 
+HOST_BYTES_TO_MENTION = 256 * GB
+"""Of all ranks together: more than a small server has."""
+
 
 def advise_on(
     question: Question,
@@ -22,7 +25,7 @@ def advise_on(
     lines = [*_verdict(question, devices, best, options, smallest)]
     if best:
         lines += [*_unused(devices, best), *_axes(best, options), *_places(best, options)]
-        lines += _more(best, devices, doublings)
+        lines += [*_host(best, options), *_more(best, devices, doublings)]
     if not question.engine.measured:
         lines.append(
             f"{question.engine.title} has not been measured on this card: its times come from the engines "
@@ -130,6 +133,22 @@ def _places(best: Option, options: Sequence[Option]) -> Iterator[str]:
         more = evicted.latency.seconds - best.latency.seconds
         if saved > 1:
             yield f"--evict would free {saved:.1f} GB on each device for {more:+.1f} s a new prompt"
+
+
+def _host(best: Option, options: Sequence[Option]) -> Iterator[str]:
+    """Where the copies in host memory are more than a machine is likely to have, a layout that keeps fewer."""
+    total = best.memory.host * best.layout.world_size
+    if total < HOST_BYTES_TO_MENTION:
+        return
+    line = f"all ranks together keep {total / GB:.0f} GB of weights in host memory"
+    fewer = [o for o in options if o.fits and o.memory.host * o.layout.world_size < total / 2]
+    if fewer:
+        other = min(fewer, key=lambda option: option.latency.seconds)
+        kept = other.memory.host * other.layout.world_size / GB
+        line += f"; {describe(other)} keeps {kept:.0f} GB and takes {other.latency.seconds:.1f} s"
+    else:
+        line += "; --offload-to disk reads the checkpoint again instead"
+    yield line
 
 
 def _more(best: Option, devices: int, doublings: Mapping[int, Option]) -> Iterator[str]:

@@ -81,7 +81,7 @@ def memory_of(
         "denoise": {
             "prompt K/V": prompts,
             "activations": step,
-            "collectives": _exchange_bytes(shape, layout),
+            "collectives": exchange_bytes(shape, layout),
         },
         "decode": {"prompt K/V": prompts, "vae decode": _decode_bytes(decode, layout, workload, engine)},
     }
@@ -130,7 +130,7 @@ def _packed(shape: LayerShape, workload: Workload, engine: Engine) -> LayerShape
     return replace(shape, rows=2 * shape.rows, all_rows=2 * shape.all_rows, prompt=2 * shape.prompt)
 
 
-def _exchange_bytes(s: LayerShape, layout: Layout) -> int:
+def exchange_bytes(s: LayerShape, layout: Layout) -> int:
     """What a layer's collectives hold beside its own tensors: sent and received copies, parts of ring."""
     ulysses = 2 * s.rows * (s.query + 2 * s.key_value) if layout.ulysses > 1 else 0
     gather = 3 * s.all_rows * 2 * s.key_value if layout.gather > 1 else 0
