@@ -13,8 +13,9 @@ diffusers gets what it lacks for Cosmos 3 inside this script only (see `peer.py`
 but the embedding. Each route first loads a tiny model, so that imports and connections are not timed. The
 slower rank's time counts, and of private memory (RssAnon, sampled from outside) the rank that had most above
 what it had before. Goals: wall time <= 0.7 x diffusers' and <= 1.2 x the plain read's, private memory <=
-1.05 x the shards + 64 MiB, bytes read (rchar) <= 1.02 x the shards; what is copied from
-a mapped file is not counted there (all of diffusers' reads, and our row-split layers). Exits with 1 when the two routes' weights differ.
+1.05 x the shards + 64 MiB, bytes read (rchar) <= 1.02 x the shards; what is copied from a mapped file
+is not counted there (all of diffusers' reads, and our row-split layers). Exits with 1 when the two routes'
+weights differ.
 """
 
 from __future__ import annotations
