@@ -1,10 +1,14 @@
-"""Run the soak tests and keep their figures in benchmarks/results/soak.json, with commit, date and machine.
+"""Run the soak tests and keep their figures in benchmarks/results/soak.json, each with its commit and date.
 
-A test adds a figure with pytest's `record_property("ratio", 0.93)`. Exits with pytest's exit code.
+    python benchmarks/soak.py [pytest's arguments, such as tests/serve]
+
+A run of some of them replaces what the file has of these and leaves the others. A test adds a figure with
+pytest's `record_property("ratio", 0.93)`. Exits with pytest's exit code.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import pytest
 from common import provenance, publish
 
 TESTS = Path(__file__).parents[1] / "tests"
+RESULTS = Path(__file__).parent / "results" / "soak.json"
 
 
 class Figures:
@@ -28,10 +33,19 @@ class Figures:
 
 def main() -> int:
     figures = Figures()
-    code = pytest.main(["-m", "soak", "--timeout=7200", str(TESTS), *sys.argv[1:]], plugins=[figures])
+    code = pytest.main(["-m", "soak", "--timeout=7200", *(sys.argv[1:] or [str(TESTS)])], plugins=[figures])
     if figures.tests:
-        publish("soak", {**provenance(), "tests": figures.tests}, keep=True)
+        where = provenance()
+        when = {"commit": where["commit"], "date": where["date"]}
+        tests = {**_kept(), **{str(test["test"]): {**test, **when} for test in figures.tests}}
+        publish("soak", {**where, "tests": [tests[name] for name in sorted(tests)]}, keep=True)
     return int(code)
+
+
+def _kept() -> dict[str, dict[str, object]]:
+    """What earlier runs found, by the test's name."""
+    kept = json.loads(RESULTS.read_text())["tests"] if RESULTS.exists() else []
+    return {test["test"]: test for test in kept}
 
 
 if __name__ == "__main__":
