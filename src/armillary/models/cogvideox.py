@@ -1,4 +1,4 @@
-"""CogVideoX and CogVideoX 1.5: prompt and video in one sequence, each with its own half of a modulation."""
+"""CogVideoX 1 and 1.5: text and video in one sequence, with modulations of their own."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from armillary.models.cost import Attention, Cost, Size
+from armillary.models.entries import MODULATION, attention_entries, feed_forward_entries
 from armillary.models.family import attention
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.skeleton import HeadGroup
-from armillary.plan.styles import Colwise, Optional, PackedColwise
 
 _BLOCK = "transformer_blocks.*"
 
 PLAN = ParallelPlan(
     {
-        # one row a prompt: gathering it costs little
-        f"{_BLOCK}.norm1.linear": Colwise(gather=True),
-        f"{_BLOCK}.norm2.linear": Colwise(gather=True),
-        **{f"{_BLOCK}.attn1.{name}": "colwise" for name in ("to_q", "to_k", "to_v")},
-        # there after `fuse_qkv_projections()`
-        f"{_BLOCK}.attn1.to_qkv": Optional(PackedColwise([1, 1, 1])),
-        f"{_BLOCK}.attn1.to_out.0": "rowwise",
-        f"{_BLOCK}.ff.net.0.proj": "colwise",
-        f"{_BLOCK}.ff.net.2": "rowwise",
+        **attention_entries(f"{_BLOCK}.attn1"),
+        **feed_forward_entries(f"{_BLOCK}.ff"),
+        f"{_BLOCK}.norm1.linear": MODULATION,
+        f"{_BLOCK}.norm2.linear": MODULATION,
     },
     source="armillary.models.cogvideox",
 )
 DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 30,
     "attention_head_dim": 64,
-    "in_channels": 16,
     "patch_size": 2,
     "patch_size_t": None,
-    "text_embed_dim": 4096,
     "ofs_embed_dim": None,
     "use_rotary_positional_embeddings": False,
 }
@@ -41,30 +34,25 @@ FP32_MODULES: tuple[str, ...] = ()
 REPLICATED: Mapping[str, str] = {}
 CONTEXT = False
 
-_FRAMES, _HEIGHT, _WIDTH, _TEXT = 2, 4, 6, 5
 _TINY = {
     "num_layers": 2,
-    "attention_head_dim": 16,
+    "attention_head_dim": 8,
     "num_attention_heads": 4,
     "in_channels": 4,
     "out_channels": 4,
-    "time_embed_dim": 12,
-    "text_embed_dim": 10,
-    "sample_frames": _FRAMES,
-    "sample_height": _HEIGHT,
-    "sample_width": _WIDTH,
-    "temporal_compression_ratio": 1,
-    "max_text_seq_length": _TEXT,
+    "time_embed_dim": 10,
+    "text_embed_dim": 12,
+    "sample_width": 6,
+    "sample_height": 4,
+    "sample_frames": 5,
+    "max_text_seq_length": 5,
 }
-_ROTARY = {**_TINY, "use_rotary_positional_embeddings": True}
-_NEWER = {**_ROTARY, "patch_size_t": 2, "patch_bias": False}
+_ROTARY = {**_TINY, "use_rotary_positional_embeddings": True, "attention_bias": True}
 TINY: Mapping[str, Mapping[str, Any]] = {
     "2b": _TINY,
     "5b": _ROTARY,
-    "5b-image-to-video": {**_ROTARY, "use_learned_positional_embeddings": True},
-    "1.5": _NEWER,
-    "1.5-image-to-video": {**_NEWER, "ofs_embed_dim": 12},
-    "no-norm-weights-nor-biases": {**_TINY, "norm_elementwise_affine": False, "attention_bias": False},
+    "5b-image-to-video": {**_ROTARY, "use_learned_positional_embeddings": True, "in_channels": 8},
+    "1.5": {**_ROTARY, "patch_size_t": 2, "patch_bias": False, "ofs_embed_dim": 10},
 }
 
 
@@ -75,23 +63,13 @@ def heads(config: Mapping[str, Any]) -> tuple[HeadGroup, ...]:
 
 def cost(config: Mapping[str, Any], size: Size) -> Cost:
     """See `Family.cost`."""
-    video = _rows(config, size.frames, size.height, size.width)
+    video = size.frames // (config["patch_size_t"] or 1)
+    video *= (size.height // config["patch_size"]) * (size.width // config["patch_size"])
     both = video + size.text
     return Cost(
-        rows={
-            "patch_embed.proj": video,
-            "patch_embed.text_proj": size.text,
-            "proj_out": video,
-            _BLOCK: both,
-            **{f"{_BLOCK}.{norm}.linear": 1 for norm in ("norm1", "norm2")},
-        },
+        rows={"proj_out": video, _BLOCK: both, **{f"{_BLOCK}.{norm}": 1 for norm in ("norm1", "norm2")}},
         attentions=(Attention(f"{_BLOCK}.attn1", both, both),),
     )
-
-
-def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
-    patch = config["patch_size"]
-    return (frames // (config["patch_size_t"] or 1)) * (height // patch) * (width // patch)
 
 
 def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,16 +79,16 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
     from armillary.models.noise import Noise
 
     noise = Noise()
+    frames, height, width = 2, 4, 6
     given: dict[str, Any] = {
-        "hidden_states": noise(2, _FRAMES, config["in_channels"], _HEIGHT, _WIDTH),
-        "encoder_hidden_states": noise(2, _TEXT, config["text_embed_dim"]),
+        "hidden_states": noise(2, frames, config["in_channels"], height, width),
+        "encoder_hidden_states": noise(2, 5, config["text_embed_dim"]),
         "timestep": torch.tensor([700, 300]),
     }
-    if config["ofs_embed_dim"]:
-        given["ofs"] = torch.tensor([2.0, 1.0])
     if config["use_rotary_positional_embeddings"]:
-        # the pipeline makes them; the model takes any angles
-        rows = _rows(config, _FRAMES, _HEIGHT, _WIDTH)
-        angles = noise(rows, config["attention_head_dim"] // 2).repeat_interleave(2, dim=1)
+        rows = frames // (config["patch_size_t"] or 1) * (height // 2) * (width // 2)
+        angles = noise(rows, config["attention_head_dim"])
         given["image_rotary_emb"] = (angles.cos(), angles.sin())
+    if config["ofs_embed_dim"]:
+        given["ofs"] = torch.tensor([2.0, 2.0])
     return given

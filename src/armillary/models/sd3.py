@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5: two streams that attend jointly, in 3.5 some blocks with a second attention."""
+"""Stable Diffusion 3 and 3.5: two streams that attend jointly; 3.5 adds norms and a second attention."""
 
 from __future__ import annotations
 
@@ -6,65 +6,49 @@ from collections.abc import Mapping
 from typing import Any
 
 from armillary.models.cost import Attention, Cost, Size
+from armillary.models.entries import MODULATION, attention_entries, feed_forward_entries, optional
 from armillary.models.family import attention
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.skeleton import HeadGroup
-from armillary.plan.styles import Colwise, Optional, PackedColwise
+from armillary.plan.styles import Optional
 
 _BLOCK = "transformer_blocks.*"
-_FUSED = Optional(PackedColwise([1, 1, 1]))  # there after `fuse_qkv_projections()`
 
 PLAN = ParallelPlan(
     {
-        # one row a prompt: gathering it costs little, and these are a quarter of the weights
-        f"{_BLOCK}.norm1.linear": Colwise(gather=True),
-        f"{_BLOCK}.norm1_context.linear": Colwise(gather=True),
-        **{f"{_BLOCK}.attn.{name}": "colwise" for name in ("to_q", "to_k", "to_v")},
-        **{f"{_BLOCK}.attn.add_{name}_proj": "colwise" for name in "qkv"},
-        f"{_BLOCK}.attn.to_qkv": _FUSED,
-        f"{_BLOCK}.attn.to_added_qkv": _FUSED,
-        f"{_BLOCK}.attn.to_out.0": "rowwise",
-        # the last block leaves the prompt as it is
+        **attention_entries(f"{_BLOCK}.attn", added=True),
+        # the last block does not go on with the text
         f"{_BLOCK}.attn.to_add_out": Optional("rowwise"),
-        f"{_BLOCK}.ff.net.0.proj": "colwise",
-        f"{_BLOCK}.ff.net.2": "rowwise",
-        f"{_BLOCK}.ff_context.net.0.proj": Optional("colwise"),
-        f"{_BLOCK}.ff_context.net.2": Optional("rowwise"),
-        # the blocks of `dual_attention_layers`
-        **{f"{_BLOCK}.attn2.{name}": Optional("colwise") for name in ("to_q", "to_k", "to_v")},
-        f"{_BLOCK}.attn2.to_qkv": _FUSED,
-        f"{_BLOCK}.attn2.to_out.0": Optional("rowwise"),
+        **optional(feed_forward_entries(f"{_BLOCK}.ff_context")),
+        # 3.5 medium, in some blocks
+        **optional(attention_entries(f"{_BLOCK}.attn2")),
+        **feed_forward_entries(f"{_BLOCK}.ff"),
+        f"{_BLOCK}.norm1.linear": MODULATION,
+        f"{_BLOCK}.norm1_context.linear": MODULATION,
     },
     source="armillary.models.sd3",
 )
-DEFAULTS: Mapping[str, Any] = {
-    "patch_size": 2,
-    "in_channels": 16,
-    "num_attention_heads": 18,
-    "attention_head_dim": 64,
-    "joint_attention_dim": 4096,
-    "pooled_projection_dim": 2048,
-}
+DEFAULTS: Mapping[str, Any] = {"num_attention_heads": 18, "attention_head_dim": 64, "patch_size": 2}
 FP32_MODULES: tuple[str, ...] = ()
 REPLICATED: Mapping[str, str] = {}
 CONTEXT = False
 
 _TINY = {
-    "sample_size": 8,
-    "in_channels": 4,
-    "out_channels": 4,
     "num_layers": 3,
     "attention_head_dim": 8,
     "num_attention_heads": 4,
+    "in_channels": 4,
+    "out_channels": 4,
+    "sample_size": 8,
+    "pos_embed_max_size": 8,
     "joint_attention_dim": 12,
     "caption_projection_dim": 32,
     "pooled_projection_dim": 10,
-    "pos_embed_max_size": 8,
 }
 TINY: Mapping[str, Mapping[str, Any]] = {
     "3": _TINY,
-    "3.5": {**_TINY, "qk_norm": "rms_norm"},
-    "3.5-dual-attention": {**_TINY, "qk_norm": "rms_norm", "dual_attention_layers": [0, 1]},
+    "3.5-large": {**_TINY, "qk_norm": "rms_norm"},
+    "3.5-medium": {**_TINY, "qk_norm": "rms_norm", "dual_attention_layers": [0, 1]},
 }
 
 
@@ -76,19 +60,21 @@ def heads(config: Mapping[str, Any]) -> tuple[HeadGroup, ...]:
 
 def cost(config: Mapping[str, Any], size: Size) -> Cost:
     """See `Family.cost`."""
-    patch = config["patch_size"]
-    picture = (size.height // patch) * (size.width // patch)
+    picture = (size.height // config["patch_size"]) * (size.width // config["patch_size"])
     both = picture + size.text
-    added = ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_added_qkv", "attn.to_add_out")
+    text = ("ff_context", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out")
     return Cost(
         rows={
             "proj_out": picture,
             "context_embedder": size.text,
             _BLOCK: picture,
-            **{f"{_BLOCK}.{name}": size.text for name in ("ff_context", *added)},
-            **{f"{_BLOCK}.{norm}.linear": 1 for norm in ("norm1", "norm1_context")},
+            **{f"{_BLOCK}.{name}": size.text for name in text},
+            **{f"{_BLOCK}.{name}.linear": 1 for name in ("norm1", "norm1_context")},
         },
-        attentions=(Attention(f"{_BLOCK}.attn", both, both), Attention(f"{_BLOCK}.attn2", picture, picture)),
+        attentions=(
+            Attention(f"{_BLOCK}.attn", both, both),
+            Attention(f"{_BLOCK}.attn2", picture, picture),
+        ),
     )
 
 
@@ -100,7 +86,7 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
 
     noise = Noise()
     return {
-        "hidden_states": noise(2, config["in_channels"], 6, 10),
+        "hidden_states": noise(2, config["in_channels"], 4, 6),
         "encoder_hidden_states": noise(2, 5, config["joint_attention_dim"]),
         "pooled_projections": noise(2, config["pooled_projection_dim"]),
         "timestep": torch.tensor([700.0, 300.0]),
