@@ -10,7 +10,15 @@ from armillary.models.cost import Cost, Size
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.skeleton import HeadGroup
 
-PLAN = ParallelPlan(flux.block_entries(), source="armillary.models.chroma")
+PLAN = ParallelPlan(
+    {
+        **flux.block_entries(),
+        # the small network: few rows, but a fortieth of the weights
+        "distilled_guidance_layer.layers.*.linear_1": "colwise",
+        "distilled_guidance_layer.layers.*.linear_2": "rowwise",
+    },
+    source="armillary.models.chroma",
+)
 DEFAULTS: Mapping[str, Any] = {
     "num_layers": 19,
     "num_single_layers": 38,

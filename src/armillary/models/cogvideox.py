@@ -52,7 +52,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "2b": _TINY,
     "5b": _ROTARY,
     "5b-image-to-video": {**_ROTARY, "use_learned_positional_embeddings": True, "in_channels": 8},
-    "1.5": {**_ROTARY, "patch_size_t": 2, "patch_bias": False, "ofs_embed_dim": 10},
+    "1.5": {**_ROTARY, "patch_size_t": 2, "patch_bias": False},
+    "1.5-image-to-video": {**_ROTARY, "patch_size_t": 2, "patch_bias": False, "ofs_embed_dim": 10},
 }
 
 

@@ -13,8 +13,7 @@ from armillary.plan.skeleton import HeadGroup
 from armillary.plan.styles import Entry, parse_entry
 
 _MODULATED = ("layers.*", "noise_refiner.*")
-_PLAIN = ("context_refiner.*", "siglip_refiner.*")
-_BLOCKS = (*_MODULATED, *_PLAIN)
+_REFINERS = ("noise_refiner.*", "context_refiner.*", "siglip_refiner.*")
 
 
 def _entries(block: str) -> dict[str, Entry]:
@@ -28,11 +27,10 @@ def _entries(block: str) -> dict[str, Entry]:
 PLAN = ParallelPlan(
     {
         **_entries("layers.*"),
-        **_entries("noise_refiner.*"),
-        **_entries("context_refiner.*"),
-        # where it is given pictures' features
-        **optional(_entries("siglip_refiner.*")),
-        **{f"{block}.adaLN_modulation.0": MODULATION for block in _MODULATED},
+        "layers.*.adaLN_modulation.0": MODULATION,
+        # a config may have no refiners, and most have none of pictures' features
+        **optional({key: e for block in _REFINERS for key, e in _entries(block).items()}),
+        **optional({"noise_refiner.*.adaLN_modulation.0": MODULATION}),
     },
     source="armillary.models.z_image",
 )
@@ -60,6 +58,7 @@ _TINY = {
 TINY: Mapping[str, Mapping[str, Any]] = {
     "text-to-image": _TINY,
     "no-qk-norm": {**_TINY, "qk_norm": False},
+    "no-refiners": {**_TINY, "n_refiner_layers": 0},
     "omni": {**_TINY, "siglip_feat_dim": 10},
 }
 
@@ -67,7 +66,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 def heads(config: Mapping[str, Any]) -> tuple[HeadGroup, ...]:
     """See `Family.heads`; the class gives keys and values as many heads as queries, whatever `n_kv_heads`."""
     sizes = config["n_heads"], config["dim"] // config["n_heads"]
-    return tuple(attention(f"{block}.attention", *sizes) for block in _BLOCKS)
+    return tuple(attention(f"{block}.attention", *sizes) for block in ("layers.*", *_REFINERS))
 
 
 _MULTIPLE = 32
