@@ -12,6 +12,7 @@ from armillary.plan.explain import (
     did_you_mean,
     match_key,
     mended,
+    one_character_off,
     one_slip,
     unmatched,
     wildcard_problem,
@@ -130,11 +131,12 @@ def _one_slip_away(key: str, skeleton: Skeleton) -> list[str]:
 def _slips(
     skeleton: Skeleton, plan: ParallelPlan, matches: Mapping[str, Match], styles: Mapping[str, Style]
 ) -> Iterator[Problem]:
-    """Optional keys that match nothing while, one letter away, there is a layer that no key claims."""
+    """Optional keys that match nothing while, one character away, there is a layer that no key claims."""
     for key, entry in plan:
         if not isinstance(entry, Optional) or matches[key].paths:
             continue
-        for right in _one_slip_away(key, skeleton):
+        # with numbers: that the layer is claimed by no key says enough
+        for right in [right for right in mended(key, skeleton.tree) if one_character_off(key, right)]:
             paths = match_key(right, skeleton.tree).paths
             kinds = {p.kind for path in paths for p in skeleton.modules.get(path, {}).values()}
             if kinds & {*entry.style.kinds} and styles.keys().isdisjoint(paths):

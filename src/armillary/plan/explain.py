@@ -110,16 +110,31 @@ def did_you_mean(names: Sequence[str]) -> str:
 
 
 def one_slip(wrong: str, right: str) -> bool:
-    """Whether one letter too many, too few, another or two swapped make `wrong` of `right`.
+    """Whether one character too many, too few, another or two swapped make `wrong` of `right`.
 
-    A digit is no slip: `fc1` and `fc2` are two layers.
+    Another number is no slip: `fc1` and `fc2` are two layers, and `norm` and `norm1` may be.
     """
-    start = _alike(wrong, right)
-    a, b = wrong[start:], right[start:]
+    return one_character_off(wrong, right) and not _differ_in_number(wrong, right)
+
+
+def one_character_off(wrong: str, right: str) -> bool:
+    """The same, numbers or not."""
+    a, b, _ = _difference(wrong, right)
+    return {len(a), len(b)} in ({0, 1}, {1}) or (len(a) == 2 and a == b[::-1])
+
+
+def _differ_in_number(wrong: str, right: str) -> bool:
+    """Whether all that differs are digits, where a number ends."""
+    a, b, after = _difference(wrong, right)
+    return (a + b).isdigit() and not after[:1].isalpha()
+
+
+def _difference(one: str, other: str) -> tuple[str, str, str]:
+    """What is different in each, and what follows in both."""
+    start = _alike(one, other)
+    a, b = one[start:], other[start:]
     end = _alike(a[::-1], b[::-1])
-    a, b = a[: len(a) - end], b[: len(b) - end]
-    slipped = {len(a), len(b)} in ({0, 1}, {1}) or (len(a) == 2 and a == b[::-1])
-    return slipped and not any(letter.isdigit() for letter in a + b)
+    return a[: len(a) - end], b[: len(b) - end], a[len(a) - end :]
 
 
 def _alike(a: str, b: str) -> int:
