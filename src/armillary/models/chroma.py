@@ -10,12 +10,14 @@ from armillary.models.cost import Cost, Size
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.skeleton import HeadGroup
 
+_MODULATIONS = "distilled_guidance_layer"
+
 PLAN = ParallelPlan(
     {
         **flux.block_entries(),
-        # the small network: few rows, but a fortieth of the weights
-        "distilled_guidance_layer.layers.*.linear_1": "colwise",
-        "distilled_guidance_layer.layers.*.linear_2": "rowwise",
+        # three rows for every modulated layer, and half a gigabyte of weights
+        f"{_MODULATIONS}.layers.*.linear_1": "colwise",
+        f"{_MODULATIONS}.layers.*.linear_2": "rowwise",
     },
     source="armillary.models.chroma",
 )
@@ -39,7 +41,7 @@ _TINY = {
     "axes_dims_rope": [2, 2, 4],
     "approximator_num_channels": 16,
     "approximator_hidden_dim": 24,
-    "approximator_layers": 1,
+    "approximator_layers": 2,
 }
 TINY: Mapping[str, Mapping[str, Any]] = {
     "text-to-image": _TINY,
@@ -56,20 +58,23 @@ def cost(config: Mapping[str, Any], size: Size) -> Cost:
     """See `Family.cost`."""
     like = flux.cost(config, size)
     vectors = 3 * config["num_single_layers"] + 12 * config["num_layers"] + 2
-    return Cost(rows={**like.rows, "distilled_guidance_layer": vectors}, attentions=like.attentions)
+    return Cost(rows={**like.rows, _MODULATIONS: vectors}, attentions=like.attentions)
 
 
 def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """See `Family.inputs`."""
+    """See `Family.inputs`; of the second prompt, two rows are none."""
     import torch
 
     from armillary.models.noise import Noise
 
     noise = Noise()
+    shown = torch.ones(2, 5 + 9, dtype=torch.bool)
+    shown[1, 3:5] = False
     return {
         "hidden_states": noise(2, 9, config["in_channels"]),
         "encoder_hidden_states": noise(2, 5, config["joint_attention_dim"]),
         "timestep": torch.tensor([0.7, 0.3]),
         "img_ids": torch.cartesian_prod(torch.zeros(1), torch.arange(3.0), torch.arange(3.0)),
         "txt_ids": torch.zeros(5, 3),
+        "attention_mask": shown,
     }

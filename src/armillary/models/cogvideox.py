@@ -47,13 +47,15 @@ _TINY = {
     "sample_frames": 5,
     "max_text_seq_length": 5,
 }
-_ROTARY = {**_TINY, "use_rotary_positional_embeddings": True, "attention_bias": True}
+_ROTARY = {**_TINY, "use_rotary_positional_embeddings": True}
+_NEWER = {**_ROTARY, "patch_size_t": 2, "patch_bias": False}
 TINY: Mapping[str, Mapping[str, Any]] = {
     "2b": _TINY,
+    "2b-no-biases": {**_TINY, "attention_bias": False, "norm_elementwise_affine": False},
     "5b": _ROTARY,
     "5b-image-to-video": {**_ROTARY, "use_learned_positional_embeddings": True, "in_channels": 8},
-    "1.5": {**_ROTARY, "patch_size_t": 2, "patch_bias": False},
-    "1.5-image-to-video": {**_ROTARY, "patch_size_t": 2, "patch_bias": False, "ofs_embed_dim": 10},
+    "1.5": _NEWER,
+    "1.5-image-to-video": {**_NEWER, "ofs_embed_dim": 10},
 }
 
 

@@ -113,7 +113,8 @@ def heads(config: Mapping[str, Any]) -> tuple[HeadGroup, ...]:
 
 def cost(config: Mapping[str, Any], size: Size) -> Cost:
     """See `Family.cost`; `text` counts the rows of both encoders. An expert sees its share of the rows."""
-    picture = (size.height // 2) * (size.width // 2)
+    patch = config["patch_size"]
+    picture = (size.height // patch) * (size.width // patch)
     both = picture + size.text
     experts = config["num_activated_experts"] / max(1, config["num_routed_experts"])
     of_text = ("ff_t", *(f"attn1.{name}" for name in ("to_q_t", "to_k_t", "to_v_t", "to_out_t")))

@@ -6,35 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from armillary.models.cost import Attention, Cost, Size
+from armillary.models.entries import MODULATION, attention_entries, feed_forward_entries, optional
 from armillary.models.family import attention
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.skeleton import HeadGroup
-from armillary.plan.styles import Colwise, Entry, Optional, PackedColwise, Style, parse_style
+from armillary.plan.styles import Entry
 
 _BLOCK, _REFINER = "transformer_blocks.*", "token_refiner.refiner_blocks.*"
 
 
-def _styles(block: str) -> dict[str, Style]:
+def _entries(block: str) -> dict[str, Entry]:
     """The layers that the blocks of both kinds have."""
-    return {
-        **{f"{block}.attn.{name}": parse_style("colwise") for name in ("to_q", "to_k", "to_v")},
-        f"{block}.attn.to_out.0": parse_style("rowwise"),
-        f"{block}.ff.net.0.proj": PackedColwise([1, 1]),  # what passes, then its gate
-        f"{block}.ff.net.2": parse_style("rowwise"),
-    }
+    return {**attention_entries(f"{block}.attn"), **feed_forward_entries(f"{block}.ff", gated=True)}
 
 
-_ENTRIES: dict[str, Entry] = {
-    **_styles(_BLOCK),
-    # one row for each noise level: gathering it costs little, and these are two fifths of the weights
-    f"{_BLOCK}.adaln_proj.linear": Colwise(gather=True),
-    # a config may have no refiner
-    **{key: Optional(style) for key, style in _styles(_REFINER).items()},
-    # there after `fuse_qkv_projections()`
-    **{f"{block}.attn.to_qkv": Optional(PackedColwise([1, 1, 1])) for block in (_BLOCK, _REFINER)},
-}
-
-PLAN = ParallelPlan(_ENTRIES, source="armillary.models.minimax_h3")
+PLAN = ParallelPlan(
+    {
+        **_entries(_BLOCK),
+        # one row for each noise level, and two fifths of the weights
+        f"{_BLOCK}.adaln_proj.linear": MODULATION,
+        # a config may have no refiner
+        **optional(_entries(_REFINER)),
+    },
+    source="armillary.models.minimax_h3",
+)
 DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 56,
     "attention_head_dim": 128,
