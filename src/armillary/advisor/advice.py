@@ -110,8 +110,8 @@ def _because(best: Option, rival: Option) -> str:
     ours, theirs = best.latency.parts["collectives"], rival.latency.parts["collectives"]
     if best.layout.cfg == 2:
         return (
-            f"the two branches of guidance meet once a step ({ours:.1f} s in all) and the other sends "
-            f"{theirs:.1f} s of collectives"
+            "the two branches of guidance meet only once a step: "
+            f"{ours:.1f} s of collectives instead of {theirs:.1f} s"
         )
     return f"its collectives take {ours:.1f} s and those of the other {theirs:.1f} s"
 
@@ -136,7 +136,7 @@ def _places(best: Option, options: Sequence[Option]) -> Iterator[str]:
 
 
 def _host(best: Option, options: Sequence[Option]) -> Iterator[str]:
-    """Where the copies in host memory are more than a machine is likely to have, a layout that keeps fewer."""
+    """Where the copies in host memory are more than most machines have, a layout that keeps fewer."""
     total = best.memory.host * best.layout.world_size
     if total < HOST_BYTES_TO_MENTION:
         return

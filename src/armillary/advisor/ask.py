@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from armillary.advisor.advice import advise_on
 from armillary.advisor.engines import find_engine
 from armillary.advisor.hardware import Gpu
 from armillary.advisor.model import DTYPES, find_model
-from armillary.advisor.option import RESIDENCIES, Option, Question
+from armillary.advisor.option import DEVICES_PER_NODE, RESIDENCIES, Option, Question
 from armillary.advisor.rules import residency_problems
 from armillary.advisor.search import (
     Found,
@@ -38,6 +38,8 @@ class Answer:
     """Everything that a report shows."""
 
     question: Question
+    given: Mapping[str, Any]
+    """The fields of the request that were given."""
     counts: tuple[int, ...]
     """Numbers of devices that were asked about."""
     options: tuple[Option, ...]
@@ -85,7 +87,7 @@ def ask(
     with refusals.collect():
         home = Residency(**residency) if residency else None
     with refusals.collect():
-        question = _question(model, gpu, nodes, engine, request or {}, dtype)
+        question = _question(model, gpu, engine, request or {}, dtype)
     refusals.add(RequestError, _count_problems(counts, nodes, degrees))
     if question and home:
         refusals.add(LayoutError, residency_problems(question.engine, home))
@@ -93,11 +95,18 @@ def ask(
     assert question is not None, "without a problem there is a question"
     places = [home.on("cuda")] if home else None
     asked = tuple(counts) or (degrees.world_size if degrees else 1,)
-    return _answer(question, asked, degrees, places)
+    devices = max(asked)
+    per_node = devices // nodes if nodes > 1 else max(devices, DEVICES_PER_NODE)
+    question = replace(question, per_node=per_node)
+    return _answer(question, request or {}, asked, degrees, places)
 
 
 def _answer(
-    question: Question, counts: tuple[int, ...], layout: Layout | None, places: list[Residency] | None
+    question: Question,
+    given: Mapping[str, Any],
+    counts: tuple[int, ...],
+    layout: Layout | None,
+    places: list[Residency] | None,
 ) -> Answer:
     found = fixed(question, layout, places) if layout else _search_all(question, counts, places)
     devices = max(counts)
@@ -106,6 +115,7 @@ def _answer(
     more = doublings(question, devices, places)
     return Answer(
         question=question,
+        given=given,
         counts=counts,
         options=found.options,
         refused=found.refused,
@@ -127,9 +137,7 @@ def _search_all(question: Question, counts: Sequence[int], places: list[Residenc
     return Found(tuple(ranked), tuple(refused for result in results for refused in result.refused))
 
 
-def _question(
-    model: str, gpu: Gpu, nodes: int, engine: str, request: Mapping[str, Any], dtype: str | None
-) -> Question:
+def _question(model: str, gpu: Gpu, engine: str, request: Mapping[str, Any], dtype: str | None) -> Question:
     refusals = Refusals()
     chosen = found = filled = None
     if dtype is not None and dtype not in DTYPES:
@@ -149,7 +157,7 @@ def _question(
     assert found is not None, "and a model"
     assert filled is not None, "and a request"
     workload = workload_of(filled, prompt_given="prompt" in request)
-    return Question(model=found, workload=workload, engine=chosen, gpu=gpu, nodes=nodes)
+    return Question(model=found, workload=workload, engine=chosen, gpu=gpu)
 
 
 def _with_input(request: GenerationRequest) -> GenerationRequest:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from armillary.advisor.engines import ENGINES
 from armillary.advisor.option import Option, Question
 from armillary.advisor.rules import layout_problems, residency_problems
-from armillary.engine.modes import defaults
+from armillary.engine.modes import INPUTS
 from armillary.layout import Layout
 from armillary.residency import Residency
 
@@ -37,9 +38,12 @@ class Command:
     reason: str = ""
 
 
-def commands_for(question: Question, option: Option, prompt: str | None = None) -> dict[str, Command]:
-    """By name: Armillary's verbs, vLLM-Omni and its Docker form, the reasoner, diffusers."""
-    generate = _generate(question, option, prompt)
+def commands_for(question: Question, option: Option, given: Mapping[str, Any]) -> dict[str, Command]:
+    """By name: Armillary's verbs, vLLM-Omni and its Docker form, the reasoner, diffusers.
+
+    `given` are the fields of the request that were given; the others take the published settings.
+    """
+    generate = _generate(question, option, given)
     vllm = _vllm(question, option)
     return {
         "generate": generate,
@@ -60,35 +64,33 @@ def _armillary_reason(question: Question, option: Option) -> str:
     return "; ".join(map(str, problems))
 
 
-def _generate(question: Question, option: Option, prompt: str | None) -> Command:
+def _generate(question: Question, option: Option, given: Mapping[str, Any]) -> Command:
     if reason := _armillary_reason(question, option):
         return Command(reason=reason)
-    verb = ["generate", question.model.name, "--prompt", prompt or "..."]
-    words = [*verb, *_request_flags(question), *_own_flags(question, option)]
+    verb = ["generate", question.model.name]
+    words = [*verb, *_request_flags(question, given), *_own_flags(question, option)]
     words += ["-o", "out.png" if question.workload.frames == 1 else "out.mp4"]
-    if question.nodes == 1:
+    if (nodes := question.nodes(option.layout)) == 1:
         return Command(_line(["armillary", *words]))
-    each = option.layout.world_size // question.nodes
-    start = f"torchrun --nnodes {question.nodes} --nproc-per-node {each} --rdzv-backend c10d"
+    each = option.layout.world_size // nodes
+    start = f"torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d"
     return Command(f"{start} --rdzv-endpoint FIRST_HOST:29500 -m armillary {_line(words)}")
 
 
-def _request_flags(question: Question) -> list[str]:
-    """What differs from the published settings of the mode."""
-    work, usual = question.workload, defaults(question.workload.mode, question.model.abilities)  # type: ignore[arg-type]
-    flags = [] if work.mode == "text-to-video" else ["--mode", work.mode]
-    if work.mode in ("image-to-video", "video-to-video"):
-        kind = work.mode.partition("-")[0]
-        flags = [f"--{kind}", "input.png" if kind == "image" else "input.mp4"]
-    if f"{work.width}x{work.height}" != usual.size:
-        flags += ["--size", f"{work.width}x{work.height}"]
-    if work.frames not in (1, usual.num_frames):
-        flags += ["--num-frames", str(work.frames)]
-    if work.steps != usual.num_inference_steps:
-        flags += ["--num-inference-steps", str(work.steps)]
-    if not work.guided and usual.guidance_scale != 1:
-        flags += ["--guidance-scale", "1"]
-    return [*flags, *(["--sound"] if work.sound else [])]
+def _request_flags(question: Question, given: Mapping[str, Any]) -> list[str]:
+    """The fields that were given, as flags; and the input that the mode needs."""
+    fields = {"prompt": "...", **given}
+    if (needed := INPUTS.get(question.workload.mode)) and needed not in fields:
+        fields[needed] = "input.png" if needed == "image" else "input.mp4"
+    flags = []
+    for name, value in fields.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            flags.append(flag)
+        elif value not in (None, False):
+            joined = isinstance(value, list | tuple)
+            flags += [flag, ",".join(map(str, value)) if joined else str(value)]
+    return flags
 
 
 def _own_flags(question: Question, option: Option) -> list[str]:
@@ -116,7 +118,7 @@ def _residency_flags(residency: Residency) -> list[str]:
 def _serve(question: Question, option: Option) -> Command:
     if reason := _armillary_reason(question, option):
         return Command(reason=reason)
-    if question.nodes > 1:
+    if question.nodes(option.layout) > 1:
         return Command(reason="armillary serve runs on one machine; generate runs on several under torchrun")
     return Command(_line(["armillary", "serve", question.model.name, *_own_flags(question, option)]))
 
@@ -127,7 +129,7 @@ def _vllm(question: Question, option: Option) -> Command:
     problems = layout_problems(theirs, option.layout)
     problems += residency_problems(theirs.engine, option.residency)
     if problems:
-        return Command(reason="; ".join(map(str, problems)))
+        return Command(reason=f"{'; '.join(map(str, problems))} (--engine vllm-omni finds what it can do)")
     judged = theirs.evaluate(option.layout, option.residency)
     if not judged.fits:
         needs, has = judged.memory.peak / 1e9, question.gpu.memory_bytes / 1e9

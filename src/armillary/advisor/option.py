@@ -24,6 +24,9 @@ RESIDENCIES = {
 """Where weights may live, by the name that a report uses."""
 
 
+DEVICES_PER_NODE = 8
+"""Of the machines of all vendors, where nothing else is said."""
+
 SHARDS_ABOVE = 0.75
 """Of a card's memory: NVIDIA's reference shards Super on H200 (0.85) and not on B200 (0.67)."""
 
@@ -71,10 +74,15 @@ class Question:
     workload: Workload
     engine: Engine
     gpu: Gpu
-    nodes: int = 1
+    per_node: int = DEVICES_PER_NODE
+    """Devices of one machine."""
     _ranks: dict[tuple[int, int], RankModel | tuple[Problem, ...]] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    def nodes(self, layout: Layout) -> int:
+        """Machines that a layout needs."""
+        return -(-layout.world_size // self.per_node)
 
     def rank(self, layout: Layout) -> RankModel:
         """The first rank of a layout; raises `LayoutError` where the model cannot be split so."""
@@ -113,7 +121,7 @@ class Question:
         sharded: int = 1,
     ) -> Option:
         memory = memory_of(rank, layout, residency, self.workload, self.engine, gathered_weights=sharded)
-        machine = Machine(self.gpu, per_node=-(-layout.world_size // self.nodes))
+        machine = Machine(self.gpu, self.per_node)
         latency = latency_of(
             rank, layout, residency, self.workload, self.engine, machine, gathered_weights=sharded
         )

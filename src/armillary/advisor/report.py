@@ -21,7 +21,7 @@ _BAR = 20
 _PARTS = ("linear", "attention", "collectives", "weights on the way", "launch", "prompt", "decode", "request")
 
 
-def as_json(answer: Answer, prompt: str | None = None) -> dict[str, Any]:
+def as_json(answer: Answer) -> dict[str, Any]:
     """The document that `--json` prints; bytes and seconds."""
     question = answer.question
     return {
@@ -34,7 +34,7 @@ def as_json(answer: Answer, prompt: str | None = None) -> dict[str, Any]:
         },
         "gpus": list(answer.counts),
         "workload": _workload(question),
-        "layouts": [_option(question, option, prompt) for option in answer.options],
+        "layouts": [_option(answer, option) for option in answer.options],
         "refused": [
             {"layout": refused.layout.degrees, "problems": [str(problem) for problem in refused.problems]}
             for refused in answer.refused
@@ -63,8 +63,8 @@ def _workload(question: Question) -> dict[str, Any]:
     }
 
 
-def _option(question: Question, option: Option, prompt: str | None) -> dict[str, Any]:
-    commands = commands_for(question, option, prompt)
+def _option(answer: Answer, option: Option) -> dict[str, Any]:
+    commands = commands_for(answer.question, option, answer.given)
     return {
         "layout": option.layout.degrees,
         "residency": option.residency_name,
@@ -106,13 +106,13 @@ def _smallest(answer: Answer) -> dict[str, Any]:
     }
 
 
-def show(answer: Answer, console: Console, prompt: str | None = None) -> None:
+def show(answer: Answer, console: Console) -> None:
     """Print the tables, the advice and the commands of the best option."""
-    for part in _rendered(answer, prompt):
+    for part in _rendered(answer):
         console.print(part)
 
 
-def _rendered(answer: Answer, prompt: str | None) -> Iterator[RenderableType]:
+def _rendered(answer: Answer) -> Iterator[RenderableType]:
     question = answer.question
     counts = " to ".join(str(count) for count in sorted({min(answer.counts), max(answer.counts)}))
     yield f"[bold]{question.model.name}[/]  {question.workload}"
@@ -128,7 +128,7 @@ def _rendered(answer: Answer, prompt: str | None) -> Iterator[RenderableType]:
     shown = answer.best or next(iter(answer.options), None)
     if shown:
         yield f"\n[bold]Commands[/] for {describe(shown)}"
-        for name, command in commands_for(question, shown, prompt).items():
+        for name, command in commands_for(question, shown, answer.given).items():
             yield _command(name, command)
 
 

@@ -57,8 +57,9 @@ def _vllm_omni(question: Question, layout: Layout) -> Iterator[Problem]:
     """Of vLLM-Omni 0.30 with Cosmos 3, which finds them out after starting its workers."""
     group = question.model.skeleton.heads[0]
     heads = group.key_value_heads
-    if question.nodes > 1:
-        yield Problem("vllm-nodes", "vLLM-Omni runs on one machine", "use --nodes 1")
+    if question.nodes(layout) > 1:
+        why = f"vLLM-Omni runs on one machine, and {layout.world_size} devices are on several"
+        yield Problem("vllm-nodes", why, "use one machine")
     if heads % layout.tp:
         why = f"tp={layout.tp} leaves no whole one of the {heads} K/V heads, and vLLM-Omni replicates none"
         yield Problem("vllm-heads", why, f"use a tp that divides {heads}")

@@ -11,6 +11,9 @@ from armillary.errors import LayoutError, Problem
 from armillary.layout import Layout
 from armillary.residency import Residency
 
+MOST_IDLE = 4
+"""Devices that may be left idle when fewer are faster."""
+
 MOST_DEVICES = 64
 """The largest number that the smallest one is looked for in."""
 
@@ -43,7 +46,7 @@ def search(question: Question, devices: int, residencies: Iterable[Residency] | 
     """
     options, refused = judge_all(question, layouts_of(question, devices), residencies)
     best = min((o.latency.seconds for o in options if o.fits), default=float("inf"))
-    for fewer in range(devices - 1, devices // 2, -1):
+    for fewer in range(devices - 1, max(devices // 2, devices - MOST_IDLE - 1), -1):
         others, _ = judge_all(question, layouts_of(question, fewer), residencies)
         fitting = [o for o in others if o.fits and o.latency.seconds < best]
         options += sorted(fitting, key=rank_key)[:1]

@@ -76,7 +76,7 @@ def advise(
             dtype=dtype,
         )
     refusals.raise_if_any()
-    _print(answer, flags["prompt"], json)
+    _print(answer, json)
     if code := exit_code(answer):
         raise typer.Exit(code)
 
@@ -95,17 +95,17 @@ def counts_of(text: str | None) -> tuple[int, ...]:
         raise RequestError(Problem("gpus", why, "use 1 or more, at most 64 counts at once")) from None
 
 
-def _print(answer: Any, prompt: str | None, as_document: bool) -> None:
+def _print(answer: Any, as_document: bool) -> None:
     import json
     import sys
 
     from armillary.advisor.report import as_json, show
 
     if as_document:
-        print(json.dumps(as_json(answer, prompt), indent=2))
+        print(json.dumps(as_json(answer), indent=2))
         return
     from rich.console import Console
 
     # wide where it goes into a file: a cut line says less
     width = None if sys.stdout.isatty() else 200
-    show(answer, Console(width=width, highlight=False), prompt)
+    show(answer, Console(width=width, highlight=False))
