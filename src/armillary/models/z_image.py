@@ -13,8 +13,7 @@ from armillary.plan.skeleton import HeadGroup
 from armillary.plan.styles import Entry, parse_entry
 
 _MODULATED = ("layers.*", "noise_refiner.*")
-_PLAIN = ("context_refiner.*", "siglip_refiner.*")
-_BLOCKS = (*_MODULATED, *_PLAIN)
+_REFINERS = ("noise_refiner.*", "context_refiner.*", "siglip_refiner.*")
 
 
 def _entries(block: str) -> dict[str, Entry]:
@@ -29,11 +28,9 @@ PLAN = ParallelPlan(
     {
         **_entries("layers.*"),
         "layers.*.adaLN_modulation.0": MODULATION,
-        # a config may have no refiners, and the last only where it is given pictures' features
-        **optional(_entries("noise_refiner.*")),
+        # a config may have no refiners, and most have none of pictures' features
+        **optional({key: e for block in _REFINERS for key, e in _entries(block).items()}),
         **optional({"noise_refiner.*.adaLN_modulation.0": MODULATION}),
-        **optional(_entries("context_refiner.*")),
-        **optional(_entries("siglip_refiner.*")),
     },
     source="armillary.models.z_image",
 )
@@ -69,7 +66,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 def heads(config: Mapping[str, Any]) -> tuple[HeadGroup, ...]:
     """See `Family.heads`; the class gives keys and values as many heads as queries, whatever `n_kv_heads`."""
     sizes = config["n_heads"], config["dim"] // config["n_heads"]
-    return tuple(attention(f"{block}.attention", *sizes) for block in _BLOCKS)
+    return tuple(attention(f"{block}.attention", *sizes) for block in ("layers.*", *_REFINERS))
 
 
 _MULTIPLE = 32
