@@ -82,7 +82,7 @@ def load(
     _refuse_impossible(index, dtype)
     model = build_on_meta(index, dtype)
     residency = residency or Residency()
-    resolved = _resolve_all(model, index, degrees, dtype, plan, overrides, prefill, residency, leave_out)
+    resolved = resolve_all(model, index, degrees, dtype, plan, overrides, prefill, residency, leave_out)
     mesh = mesh or build_mesh(degrees)
     target = torch.device(device or mesh.device())
     residency = residency.on(target.type)
@@ -166,7 +166,7 @@ def find_class(name: str, folder: Path) -> Any:
     return found
 
 
-def _resolve_all(
+def resolve_all(
     model: nn.Module,
     index: CheckpointIndex,
     layout: Layout,
@@ -177,7 +177,8 @@ def _resolve_all(
     residency: Residency,
     leave_out: Collection[str],
 ) -> ResolvedPlan:
-    """Everything that can be refused is refused here, at once, before a tensor is allocated."""
+    """Everything that can be refused is refused here, at once, before a tensor is allocated; `model` is on
+    meta, the rest as `load` takes it."""
     skeleton = skeleton_of(model)
     kept = getattr(model, "_keep_in_fp32_modules", None) or ()
     name = str(dtype).removeprefix("torch.") if dtype is not None else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from armillary.checkpoint.index import read_object
+from armillary.checkpoint.index import CheckpointIndex, read_object
 from armillary.checkpoint.locate import is_here, locate, locate_configs
 from armillary.engine.abilities import MODEL_CLASS, abilities
 from armillary.engine.launch import rank_problems
@@ -16,9 +16,8 @@ from armillary.engine.prepare import DTYPES, Job, main_dtype, prepare as prepare
 from armillary.engine.torchrun import joined_group
 from armillary.errors import LayoutError, Problem, Refusals, RequestError, list_choices
 from armillary.layout import Layout
-from armillary.models.described import DescribedCheckpoint, class_named_in, describe_index
+from armillary.models.described import class_named_in, describe_index
 from armillary.models.registry import family_of, resolve
-from armillary.parallel.degrees import refuse_residency
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
 from armillary.plan.styles import PackedRowwise, Rowwise
@@ -152,15 +151,10 @@ def _complete(case: Case, asked: Asked) -> tuple[Case, ResolvedPlan]:
         what = f"a proof cannot be computed in {dtype}"
         refusals.add(RequestError, [Problem("dtype", what, f"use {list_choices(DTYPES)}")])
         dtype = "float32"
-    skeleton = describe_index(index, dtype=dtype).skeleton
-    with refusals.collect():
-        refuse_residency(stored.model_class, case.request is not None, case.residency)
     refusals.add(LayoutError, rank_problems(case.layout.world_size) if case.request is None else [])
     refusals.add(RequestError, _function_problems(case, stored.model_class))
     with refusals.collect():
-        resolved = resolve(
-            skeleton, case.layout, plan=asked.plan, overrides=asked.overrides, model_class=_class_of(stored)
-        )
+        resolved = _resolved(index, dtype, case, asked)
         inputs = [path for path, style in resolved.styles.items() if isinstance(style, _SPLIT_INPUTS)]
         exact, problems = fits(resolved, case.layout, has_blocks=bool(depths(index)))
         refusals.add(LayoutError, problems)
@@ -171,16 +165,29 @@ def _complete(case: Case, asked: Asked) -> tuple[Case, ResolvedPlan]:
     return replace(case, dtype=dtype, yardstick=yardstick, plan=plan, inputs_of=tuple(inputs)), resolved
 
 
-def _class_of(described: DescribedCheckpoint) -> type | None:
-    """The class itself, which may declare plans of its own; not where its family has all of them, because
-    diffusers takes seconds to import."""
+def _resolved(index: CheckpointIndex, dtype: str, case: Case, asked: Asked) -> ResolvedPlan:
+    """What the ranks will hold, or why they cannot. A class that its family has not written down is built on
+    meta, as `load` does it, which costs the import of diffusers."""
+    described = describe_index(index, dtype=dtype)
     family = family_of(described.model_class)
+    plans: dict[str, Any] = {"plan": asked.plan, "overrides": asked.overrides}
     if family is not None and family.CONTEXT:
-        return None
-    from armillary.parallel.load import find_class
+        return resolve(described.skeleton, case.layout, **plans)
+    import torch
 
-    found: type = find_class(described.model_class, described.index.folder)
-    return found
+    from armillary.parallel.load import build_on_meta, resolve_all
+
+    kind = getattr(torch, dtype)
+    return resolve_all(
+        build_on_meta(index, kind),
+        index,
+        case.layout,
+        kind,
+        **plans,
+        prefill=False,
+        residency=case.residency,
+        leave_out=(),
+    )
 
 
 def _function_problems(case: Case, model_class: str) -> Iterator[Problem]:
