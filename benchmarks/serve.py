@@ -26,11 +26,11 @@ from typing import Any
 
 from common import Goal, provenance, publish, ratios, spread
 
-DISPATCHES, CLIPS, POLLS_PER_SECOND = 30, 8, 200
+DISPATCHES, CLIPS, POLLS_PER_SECOND = 30, 10, 200
 RANK_CORE, OTHER_CORE = 0, 1
 PORT = 8199
 SMALL = {"size": "64x64", "num_frames": 5, "num_inference_steps": 2, "prompt": "a ball", "seed": 1}
-LONG = SMALL | {"num_inference_steps": 150, "size": "128x128"}
+LONG = SMALL | {"num_inference_steps": 100}
 
 
 class Client:

@@ -79,6 +79,8 @@ class Gate:
             return True
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        if scope["path"] == "/health":  # asked all the time, and no refusal
+            return
         if status >= 400:
             self._metrics.refused.labels(status).inc()
         if status >= 400 or scope["method"] not in _QUIET:  # clients poll a lot

@@ -20,6 +20,8 @@ from armillary.serve.logs import log_libraries
 from armillary.serve.settings import Settings
 
 _GOODBYE_SECONDS = 3
+_KEPT_SECONDS = 75
+"""Longer than the 60 s for which proxies commonly keep a connection that they may use again."""
 
 
 def main(arguments: list[str]) -> None:
@@ -37,6 +39,7 @@ def main(arguments: list[str]) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
+        timeout_keep_alive=_KEPT_SECONDS,
     )
 
 
