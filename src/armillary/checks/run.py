@@ -22,6 +22,7 @@ from armillary.plan.context import context_to_json
 from armillary.plan.degrees import legal_degrees
 from armillary.plan.explain import key_of, match_key
 from armillary.plan.file import read_plan
+from armillary.plan.heads import inferred_heads
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.ranges import cut
 from armillary.plan.resolve import Examination, examine
@@ -76,7 +77,9 @@ def _model(checkpoint: str | Path, subfolder: str | None) -> tuple[Path, Skeleto
         subfolder = "transformer"
     folder = locate(top, subfolder)
     if here or any(folder.glob("*.safetensors")):
-        return folder, describe(folder).skeleton
+        found = describe(folder).skeleton
+        known = family_of(found.model_class) is not None
+        return folder, found if known else replace(found, heads=inferred_heads(found))
     # of a hub repo only the configs are fetched: they say the same where the class is known
     config = read_object(folder / "config.json")
     name = class_named_in(config, folder)

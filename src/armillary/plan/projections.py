@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 
 from armillary.errors import Problem, list_choices
 from armillary.plan.explain import key_of
-from armillary.plan.skeleton import Parameter, Skeleton
+from armillary.plan.skeleton import Parameter, Role, Skeleton
 from armillary.plan.styles import Colwise, PackedColwise, Style
 
-_INPUT = re.compile(r"(to_|add_|w)?(q|k|v|query|key|value)(_proj|_t)?")
+_INPUT = re.compile(r"(?:to_|add_|w)?(q|k|v|query|key|value)(?:_proj|_t)?")
 _OUTPUT = re.compile(r"to_out(_t|\.0)?|to_add_out|o_proj|out_proj|wo")
 _NORM = re.compile(r"norm_(added_)?[qk](_t)?|[qk]_norm|(q|k|query|key)_(rms_)?norm(_t)?")
 
@@ -31,7 +31,7 @@ def projection_problems(
     A fault that all blocks share is told once.
     """
     faults: dict[tuple[str, str], Problem] = {}
-    for path, children in _attentions(skeleton).items():
+    for path, children in attentions(skeleton).items():
         name = key_of(path, skeleton.tree) or "the model"
         split = {child for child in children if _leaves_parts(styles.get(_join(path, child)))}
         if not split:
@@ -45,18 +45,32 @@ def projection_problems(
     yield from faults.values()
 
 
-def _attentions(skeleton: Skeleton) -> dict[str, Children]:
+def attentions(skeleton: Skeleton) -> dict[str, Children]:
     """Modules that have a query and a key of their own."""
     found: dict[str, dict[str, Mapping[str, Parameter]]] = {}
     for path, owned in skeleton.modules.items():
         parent, _, child = path.rpartition(".")
-        if child == "0" and parent.endswith(
-            "to_out"
-        ):  # diffusers keeps a dropout beside the output projection
+        if child == "0" and parent.endswith("to_out"):  # diffusers keeps a dropout beside it
             parent, child = parent.rpartition(".")[0], "to_out.0"
         if _INPUT.fullmatch(child) or _OUTPUT.fullmatch(child) or _NORM.fullmatch(child):
             found.setdefault(parent, {})[child] = owned
     return {path: c for path, c in found.items() if sum(_INPUT.fullmatch(n) is not None for n in c) > 1}
+
+
+def role_of(child: str) -> Role | None:
+    """What a projection to heads is counted in, by its name; None for any other layer."""
+    found = _INPUT.fullmatch(child)
+    return None if found is None else "query" if found[1][0] == "q" else "key_value"
+
+
+def is_output(child: str) -> bool:
+    """Whether a layer takes heads, by its name."""
+    return _OUTPUT.fullmatch(child) is not None
+
+
+def is_norm(child: str) -> bool:
+    """Whether a layer is a norm of queries or keys, by its name."""
+    return _NORM.fullmatch(child) is not None
 
 
 def _mixed(name: str, children: Children, split: Collection[str]) -> Iterator[Problem]:
