@@ -6,32 +6,23 @@ import asyncio
 import base64
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from armillary.engine.prepare import row_problems
-from armillary.engine.request import CompleteRequest, GenerationRequest, complete
-from armillary.errors import LayoutError
-from armillary.layout import Layout
-from armillary.serve import gate, protocol, refusals
-from armillary.serve.bodies import Body, read_body
+from armillary.serve import gate, intake, protocol, refusals, shapes
 from armillary.serve.desk import Desk
 from armillary.serve.events import event_stream
 from armillary.serve.jobs import Job, NewJob
-from armillary.serve.media_access import probe
 from armillary.serve.refusals import RefusedError, error_body
 
-T = TypeVar("T")
-_GONE = 499
-"""nginx's number for a client that went away; nobody reads the answer."""
 _VIDEO: dict[str, Any] = {"content": {"video/mp4": {}}, "description": "The video."}
 _NOT_HERE = {
     "POST /v1/videos/edits": "Armillary does not edit videos",
@@ -82,16 +73,14 @@ _Desk = Annotated[Desk, Depends(_desk)]
 
 def _errors(*more: int) -> dict[int | str, dict[str, Any]]:
     """The documented refusals of an endpoint."""
-    return {status: {"model": protocol.ErrorBody} for status in (400, 401, 403, *more)}
+    return {status: {"model": shapes.ErrorBody} for status in (400, 401, 403, *more)}
 
 
-def _body(
-    json_shape: type[protocol.VideoFields | protocol.ImageFields], form: bool = False
-) -> dict[str, Any]:
+def _body(json_shape: type[shapes.VideoFields | shapes.ImageFields], form: bool = False) -> dict[str, Any]:
     """How `/docs` shows a body that is read by hand."""
     content = {"application/json": {"schema": _schema(json_shape)}}
     if form:
-        content["multipart/form-data"] = {"schema": _schema(protocol.VideoForm)}
+        content["multipart/form-data"] = {"schema": _schema(shapes.VideoForm)}
     return {"requestBody": {"required": True, "content": content}}
 
 
@@ -100,101 +89,18 @@ def _schema(shape: type[Any]) -> dict[str, Any]:
     return schema
 
 
-# ---------------------------------------------------------------------------------------------- accepting
-
-
-async def _read(request: Request, desk: Desk, file_field: str | None) -> Body:
-    settings = desk.settings
-    return await read_body(request, settings.uploads, file_field, settings.max_upload_bytes)
-
-
-def _completed(asked: GenerationRequest, desk: Desk) -> CompleteRequest:
-    """The request with everything filled in. Raises RequestError, LayoutError."""
-    settings = desk.settings
-    if asked.seed is None and settings.seed is not None:
-        asked = asked.model_copy(update={"seed": settings.seed})
-    filled = complete(asked, settings.abilities)
-    layout = Layout(**settings.payload["layout"])
-    if problems := row_problems(layout, filled, settings.abilities, settings.patch):
-        raise LayoutError(problems)
-    return filled
-
-
-async def _accept_video(request: Request, desk: Desk, *, attached: bool) -> Job:
-    body = await _read(request, desk, "input_reference")
-    try:
-        upload = body.files.get("input_reference")
-        kind = await run_in_threadpool(probe, upload, "input_reference") if upload else None
-        named = (kind, str(upload.path)) if kind and upload else None
-        asked = protocol.video_request(body.fields, named, desk.settings.names)
-        job = NewJob(
-            kind="video",
-            attached=attached,
-            request=_completed(asked, desk).to_json(),
-            model=body.fields.get("model") or desk.settings.names[0],
-            request_id=request.state.request_id,
-            suffix=".mp4",
-            upload=upload.path if upload else None,
-        )
-        return (await run_in_threadpool(desk.accept, [job]))[0]
-    except BaseException:  # also where the client goes away: nothing was stored
-        body.discard()
-        raise
-
-
-async def _finished(desk: Desk, jobs: Sequence[Job], request: Request) -> list[Job]:
-    """The jobs once all are completed; they are cancelled if the client leaves or one fails.
-
-    Raises RefusedError with what went wrong.
-    """
-    waiting = asyncio.gather(*(desk.until_ended(job) for job in jobs))
-    try:
-        ended = await _unless_gone(waiting, request)
-        if failed := next((job for job in ended if job is None or job.status == "failed"), None):
-            raise RefusedError(500, failed.error_message or "the job failed", code=failed.error_code)
-        return [job for job in ended if job is not None]
-    except BaseException:
-        for job in jobs:
-            await asyncio.shield(run_in_threadpool(desk.remove, job.id))
-        raise
-
-
-async def _unless_gone(waiting: Awaitable[T], request: Request) -> T:
-    """What `waiting` gives. Raises RefusedError as soon as the client closes its connection."""
-    gone = asyncio.ensure_future(_until_gone(request))
-    work = asyncio.ensure_future(waiting)
-    try:
-        await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise RefusedError(_GONE, "the client went away", code="disconnect")
-        return await work
-    finally:
-        for task in (gone, work):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-
-
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-# ---------------------------------------------------------------------------------------------- endpoints
-
-
 def _add_images(app: FastAPI) -> None:
     @app.post(
         "/v1/images/generations",
-        response_model=protocol.Images,
+        response_model=shapes.Images,
         responses=_errors(413, 415, 429),
-        openapi_extra=_body(protocol.ImageFields),
+        openapi_extra=_body(shapes.ImageFields),
     )
-    async def generate_images(request: Request, desk: _Desk) -> protocol.Images:
+    async def generate_images(request: Request, desk: _Desk) -> shapes.Images:
         """Pictures, as base64; answered when they are ready."""
-        body = await _read(request, desk, None)
+        body = await intake.read(request, desk, None)
         asked, count, suffix = protocol.image_request(body.fields, desk.settings.names)
-        filled = _completed(asked, desk)
+        filled = intake.completed(asked, desk)
         wanted = [replace(filled, seed=filled.seed + number) for number in range(count)]
         new = [
             NewJob(
@@ -208,9 +114,9 @@ def _add_images(app: FastAPI) -> None:
             for one in wanted
         ]
         jobs = await run_in_threadpool(desk.accept, new)
-        made = await _finished(desk, jobs, request)
+        made = await intake.finished(desk, jobs, request)
         data = await run_in_threadpool(lambda: [_image_data(job, desk) for job in made])
-        return protocol.Images(
+        return shapes.Images(
             created=int(time.time()),
             data=data,
             output_format="png" if suffix == ".png" else "jpeg",
@@ -218,37 +124,37 @@ def _add_images(app: FastAPI) -> None:
         )
 
 
-def _image_data(job: Job, desk: Desk) -> protocol.ImageData:
+def _image_data(job: Job, desk: Desk) -> shapes.ImageData:
     assert job.output is not None, "a completed job has a result"
     encoded = base64.b64encode(Path(job.output).read_bytes()).decode()
     desk.remove(job.id)
-    return protocol.ImageData(b64_json=encoded, seed=job.fields["seed"])
+    return shapes.ImageData(b64_json=encoded, seed=job.fields["seed"])
 
 
 def _add_videos(app: FastAPI) -> None:
     @app.post(
         "/v1/videos",
-        response_model=protocol.Video,
+        response_model=shapes.Video,
         responses=_errors(413, 415, 429),
-        openapi_extra=_body(protocol.VideoFields, form=True),
+        openapi_extra=_body(shapes.VideoFields, form=True),
     )
-    async def create_video(request: Request, desk: _Desk) -> protocol.Video:
+    async def create_video(request: Request, desk: _Desk) -> shapes.Video:
         """Accept a job: it is stored before this answers. Follow it with GET, or its events."""
-        job = await _accept_video(request, desk, attached=False)
+        job = await intake.accept_video(request, desk, attached=False)
         return await run_in_threadpool(desk.video, job)
 
-    @app.get("/v1/videos", response_model=protocol.VideoPage, responses=_errors())
+    @app.get("/v1/videos", response_model=shapes.VideoPage, responses=_errors())
     def list_videos(
         desk: _Desk,
         after: Annotated[str | None, Query(description="The last id of the page before.")] = None,
         limit: Annotated[int, Query(ge=0, le=100)] = 20,
         order: Literal["asc", "desc"] = "desc",
-    ) -> protocol.VideoPage:
+    ) -> shapes.VideoPage:
         """Jobs by the time of their acceptance."""
         jobs, more = desk.store.page(after=after, limit=limit, newest_first=order == "desc")
         data = [desk.video(job) for job in jobs]
         ends = (data[0].id, data[-1].id) if data else (None, None)
-        return protocol.VideoPage(data=data, first_id=ends[0], last_id=ends[1], has_more=more)
+        return shapes.VideoPage(data=data, first_id=ends[0], last_id=ends[1], has_more=more)
 
 
 def _add_sync(app: FastAPI) -> None:
@@ -259,12 +165,12 @@ def _add_sync(app: FastAPI) -> None:
             200: {"content": {"video/mp4": {}}, "description": "The video."},
             **_errors(413, 415, 429),
         },
-        openapi_extra=_body(protocol.VideoFields, form=True),
+        openapi_extra=_body(shapes.VideoFields, form=True),
     )
     async def create_video_and_wait(request: Request, desk: _Desk) -> Response:
         """The video itself, when it is ready. Closing the connection cancels it. There is no deadline."""
-        job = await _accept_video(request, desk, attached=True)
-        (done,) = await _finished(desk, [job], request)
+        job = await intake.accept_video(request, desk, attached=True)
+        (done,) = await intake.finished(desk, [job], request)
         assert done.output is not None, "a completed job has a result"
         headers = {"X-Model": done.model, "X-Inference-Time-S": f"{done.run_seconds:.3f}"}
         forget = BackgroundTask(desk.remove, done.id)
@@ -272,8 +178,8 @@ def _add_sync(app: FastAPI) -> None:
 
 
 def _add_video(app: FastAPI) -> None:
-    @app.get("/v1/videos/{video_id}", response_model=protocol.Video, responses=_errors(404))
-    def retrieve_video(video_id: str, desk: _Desk) -> protocol.Video:
+    @app.get("/v1/videos/{video_id}", response_model=shapes.Video, responses=_errors(404))
+    def retrieve_video(video_id: str, desk: _Desk) -> shapes.Video:
         """A job as it stands: step, place in the queue, seconds left."""
         return desk.video(_job(desk, video_id))
 
@@ -297,13 +203,13 @@ def _add_video(app: FastAPI) -> None:
             raise RefusedError(404, f"the file of {video_id} has expired", code="expired") from None
         return FileResponse(job.output, media_type="video/mp4", filename=f"{video_id}.mp4", stat_result=found)
 
-    @app.delete("/v1/videos/{video_id}", response_model=protocol.Deleted, responses=_errors(404))
-    def delete_video(video_id: str, desk: _Desk) -> protocol.Deleted:
+    @app.delete("/v1/videos/{video_id}", response_model=shapes.Deleted, responses=_errors(404))
+    def delete_video(video_id: str, desk: _Desk) -> shapes.Deleted:
         """Cancel a job, or forget a finished one and its file. A running one ends within a step."""
         job = desk.remove(_job(desk, video_id).id)
         if job is None:
             raise _no_video(video_id)
-        return protocol.Deleted(id=video_id)
+        return shapes.Deleted(id=video_id)
 
     @app.get(
         "/v1/videos/{video_id}/events",
@@ -333,17 +239,17 @@ def _no_video(video_id: str) -> RefusedError:
 
 
 def _add_operations(app: FastAPI) -> None:
-    @app.get("/v1/models", response_model=protocol.Models, responses=_errors())
-    def list_models(desk: _Desk) -> protocol.Models:
+    @app.get("/v1/models", response_model=shapes.Models, responses=_errors())
+    def list_models(desk: _Desk) -> shapes.Models:
         """The names by which the one model may be asked for."""
         created = int(desk.started_at)
-        return protocol.Models(data=[protocol.Model(id=n, created=created) for n in desk.settings.names])
+        return shapes.Models(data=[shapes.Model(id=n, created=created) for n in desk.settings.names])
 
-    @app.get("/health", response_model=protocol.Health, responses={503: {"model": protocol.Health}})
+    @app.get("/health", response_model=shapes.Health, responses={503: {"model": shapes.Health}})
     async def health(desk: _Desk) -> Response:
         """200 once every rank is ready, 503 with what is going on before that and while ranks restart."""
         told = dict(desk.state)
-        body = protocol.Health(status=told.pop("state"), **told)
+        body = shapes.Health(status=told.pop("state"), **told)
         return JSONResponse(body.model_dump(exclude_none=True), 200 if desk.is_ready else 503)
 
     @app.get(

@@ -16,8 +16,8 @@ from armillary.serve.link import Link
 from armillary.serve.logs import log
 from armillary.serve.metrics import Metrics
 from armillary.serve.pace import Pace
-from armillary.serve.protocol import Video, video_of
 from armillary.serve.settings import Settings
+from armillary.serve.shapes import Video, video_of
 
 _LOOK_SECONDS = 1.0
 """After which a waiting client's job is looked up although no message came: messages may be lost."""

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from armillary.serve.desk import Desk
 from armillary.serve.jobs import Job
-from armillary.serve.protocol import Video
+from armillary.serve.shapes import Video
 
 _SILENCE_SECONDS = 15.0
 """After which a comment keeps proxies from closing the connection."""
