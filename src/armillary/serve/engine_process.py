@@ -12,18 +12,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from armillary.engine.failure import RankError
-from armillary.engine.wire import Line, LineClosedError, Message, listen
+from armillary.engine.wire import Message
 from armillary.engine.worker import die_with_parent
-from armillary.errors import ArmillaryError, EngineError, Problem
+from armillary.errors import ArmillaryError, Problem
 from armillary.serve.jobs import Job, JobStore
 from armillary.serve.link import Link
 from armillary.serve.logs import log, log_libraries
+from armillary.serve.ranks import Ranks
 from armillary.serve.settings import Settings
 from armillary.serve.startup import startup_table
 
@@ -36,80 +36,6 @@ _MAX_STARTS = 5
 _LONGEST_REST = 30.0
 _LOG_SECONDS = 5.0
 _LONGEST_ERROR = 2000
-_TASK = "armillary.engine.serving:serve_on_rank"
-
-
-class _Ranks:
-    """One life of the group of ranks, in a thread of its own."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.failure: ArmillaryError | None = None
-        self._settings = settings
-        self._cancelled = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="armillary-group")
-        self._listener = listen(settings.line)
-        self._line: Line | None = None
-        self._thread.start()
-
-    def _run(self) -> None:
-        settings = self._settings
-        payload = {**settings.payload, "socket": str(settings.line), "tick": settings.step_timeout / 4}
-        try:
-            if settings.external_ranks:
-                self._cancelled.wait()
-            else:
-                from armillary.engine.launch import run_ranks
-
-                run_ranks(
-                    _TASK,
-                    payload,
-                    settings.world_size,
-                    step_timeout=settings.step_timeout,
-                    init_timeout=settings.init_timeout,
-                    cancelled=self._cancelled,
-                )
-            self.failure = EngineError(Problem("ranks-ended", "the ranks ended"))
-        except ArmillaryError as error:
-            self.failure = error
-        except Exception as error:  # a fault of ours must not leave the queue waiting for ever
-            self.failure = EngineError(Problem("ranks-ended", f"{type(error).__name__}: {error}"))
-
-    @property
-    def over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def waits_on(self) -> list[Any]:
-        return [self._line or self._listener]
-
-    def messages(self) -> Iterator[Message]:
-        """What the first rank has said. A line that closes ends the iteration; the thread tells why."""
-        if self._line is None:
-            if not select.select([self._listener], [], [], 0)[0]:
-                return
-            self._line = Line(self._listener.accept()[0])
-        try:
-            while (message := self._line.receive(0)) is not None:
-                yield message
-        except LineClosedError:
-            if self._settings.external_ranks:
-                self._cancelled.set()
-            self._thread.join(
-                _LOOK_SECONDS
-            )  # a closed line is readable: do not spin while the group is ended
-
-    def send(self, message: Message) -> None:
-        try:
-            if self._line is not None:
-                self._line.send(message)
-        except LineClosedError:
-            pass  # the thread tells why
-
-    def end(self) -> None:
-        self._cancelled.set()
-        self._thread.join()
-        self._listener.close()
-        if self._line is not None:
-            self._line.close()
 
 
 class Engine:
@@ -120,7 +46,7 @@ class Engine:
         self._store = store
         self._link = link
         self._stop = threading.Event()
-        self._ranks = _Ranks(settings)
+        self._ranks = Ranks(settings)
         self._ready = False
         self._was_ready = False
         self._failures = 0
@@ -273,7 +199,7 @@ class Engine:
         self._ranks.end()
         if self._failures > 1:
             self._stop.wait(min(2.0**self._failures, _LONGEST_REST))
-        self._ranks = _Ranks(self._settings)
+        self._ranks = Ranks(self._settings)
         log("ranks_restarted", failures=self._failures)
 
     # ----------------------------------------------------------------------------------- to the HTTP process
