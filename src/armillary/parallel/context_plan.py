@@ -26,12 +26,17 @@ from armillary.parallel.degrees import CONTEXT_AXES, runs_context
 from armillary.parallel.flash import refuse_backend
 from armillary.parallel.inputs import facts_of
 from armillary.plan.context import ContextInput, ContextOutput, Inputs
+from armillary.plan.plan import ParallelPlan
 from armillary.plan.ranges import Segment
 from armillary.plan.resolve import ResolvedPlan
 from armillary.plan.styles import Optional
 
 _DISPATCH = "dispatch_attention_fn"
 """What diffusers' attention processors call, by its name in their module."""
+WRONG_PLANS: Mapping[str, str] = {
+    "LTX2VideoTransformer3DModel": "leaves positions of its cross-attention whole beside rows that it splits",
+}
+"""Classes of diffusers (0.42.1) whose own context plan fails, and why."""
 KEPT_SHAPES = 16
 """Different shapes of inputs for which the counts of rows are kept."""
 
@@ -52,6 +57,10 @@ def refuse_context_plan(model: nn.Module, layout: Layout, resolved: ResolvedPlan
             Problem("context-family", f"{axis}={degree}: {name} has no context plan", f"use {axis}=1")
             for axis, degree in used.items()
         )
+    declared = getattr(type(model), "_cp_plan", None)
+    if name in WRONG_PLANS and resolved.plan.context == ParallelPlan({}, declared).context:
+        why = f"the context plan of diffusers' {name} {WRONG_PLANS[name]}"
+        raise PlanError(Problem("context-wrong", why, "use tp or cfg, or give a plan with another"))
     refusals = Refusals()
     refusals.add(PlanError, [*_processor_problems(model)])
     refusals.add(LayoutError, [] if resolved.heads else [*_head_problems(model, layout)])
@@ -331,7 +340,7 @@ def _own(value: Any, side: ContextInput, what: str, context: Context) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if side.expected_dims is not None and value.dim() != side.expected_dims:
-        if value.dim() < side.expected_dims:  # one value for all rows: a timestep, say
+        if value.dim() <= side.split_dim:  # no such dimension, one value for all rows: a timestep, say
             return value
         raise EngineError(
             Problem(
