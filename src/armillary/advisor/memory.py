@@ -26,6 +26,9 @@ COLLECTIVE_BYTES = 256 * MIB
 SLACK = 0.08
 """Allowance: part of the activations that a caching allocator loses to blocks of other sizes."""
 
+DIVIDED_FROM = 256 * 256 * 9
+"""Pixels x frames from which on Armillary decodes on all ranks (`parallel/vae.py`)."""
+
 _LATENT_COPIES = 6
 """Noise, sample, two velocities, and the scheduler's two earlier outputs, in float32."""
 
@@ -146,4 +149,4 @@ def _decode_bytes(decode: Decode, layout: Layout, workload: Workload, engine: En
 
 def divides(layout: Layout, workload: Workload) -> bool:
     """Whether Armillary decodes on all ranks: see `armillary.parallel.vae`."""
-    return layout.world_size > 1 and workload.width * workload.height * workload.frames >= 256 * 256 * 9
+    return layout.world_size > 1 and workload.width * workload.height * workload.frames >= DIVIDED_FROM
