@@ -127,7 +127,6 @@ def check_cancellations(server: Server, fresh: str, count: int, chance: random.R
         doomed = server.post("/v1/videos", prompt="a dog", seed=1, **LONG).json()["id"]
         eventually(lambda doomed=doomed: (server.video(doomed)["step"] or 0) > 0 or None)  # type: ignore[misc]
         time.sleep(chance.uniform(0.0, 0.3))
-        before = server.video(doomed)["step"]
         assert httpx.delete(f"{server.url}/v1/videos/{doomed}").json()["deleted"]
         assert server.get(f"/v1/videos/{doomed}").status_code == 404
         ended = eventually(
@@ -135,8 +134,9 @@ def check_cancellations(server: Server, fresh: str, count: int, chance: random.R
                 (one for one in server.events("job_cancelled") if one["job"] == doomed), None
             )
         )
-        # a step takes a few milliseconds here, and the request for its number and the deletion some more
-        assert ended["step"] < before + 0.5 * LONG["num_inference_steps"]  # type: ignore[operator]
+        stopping = next(one for one in server.events("job_stopping") if one["job"] == doomed)
+        # the step that runs, and those that the engine process, which has to share two cores, hears of late
+        assert ended["step"] - stopping["step"] <= 5
         normal = server.post("/v1/videos", prompt="a cat", seed=9, **SMALL).json()["id"]
         server.await_status(normal, "completed")
         assert server.content(normal) == fresh

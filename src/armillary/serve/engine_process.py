@@ -52,6 +52,7 @@ class Engine:
         self._failures = 0
         self._running: Job | None = None
         self._stopping = False
+        self._step = 0
         self._state: Message = {"state": "starting"}
         self._logged = 0.0
 
@@ -97,7 +98,7 @@ class Engine:
         job = self._store.claim()
         if job is None:
             return
-        self._running, self._stopping = job, False
+        self._running, self._stopping, self._step = job, False, 0
         output = self._settings.results / f"{job.id}{job.suffix}"
         self._ranks.send({"run": job.id, "request": job.request, "output": str(output)})
         waited = round(time.time() - job.created_at, 3)
@@ -111,6 +112,7 @@ class Engine:
         if self._store.status(self._running.id) != "in_progress":
             self._stopping = True
             self._ranks.send({"stop": self._running.id})
+            log("job_stopping", job=self._running.id, step=self._step)
 
     def _hear_link(self) -> None:
         for message in self._link.receive():
@@ -130,7 +132,8 @@ class Engine:
         elif job is None or message["job"] != job.id:
             log("warning", message=f"the ranks speak of a job that is not theirs: {message}")
         elif event == "step":
-            self._tell_job(job, "in_progress", step=message["step"], steps=message["steps"])
+            self._step = message["step"]
+            self._tell_job(job, "in_progress", step=self._step, steps=message["steps"])
         else:
             self._running = None
             self._job_ended(job, message)
