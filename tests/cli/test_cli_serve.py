@@ -39,6 +39,22 @@ def test_values_that_say_what_is_so_anyway_pass(capsys: pytest.CaptureFixture[st
     assert "is not honoured" not in told  # the checkpoint, which is nowhere, is what is refused
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ["--tensor-parallel-size", "4", "--enable-layerwise-offload"],
+        ["--cfg-parallel-size", "2", "--ulysses-degree", "2"],
+    ],
+)
+def test_the_published_commands_are_understood(layout: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--omni", "--model-class-name", "Cosmos3OmniDiffusersPipeline", "--port", "8000"]
+    media = ["--allowed-local-media-path", "/", "--init-timeout", "1800"]
+    told = _refused(capsys, *common, *media, *layout)
+    errors = [line for line in told.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert "nowhere/at-all is neither a folder here nor a hub repo" in errors[0]
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
 def test_beyond_loopback_takes_a_key_or_a_decision(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "give --api-key or ARMILLARY_API_KEY, or say --no-auth" in _refused(capsys, "--host", host)

@@ -143,6 +143,19 @@ def test_a_running_job_stays_until_the_ranks_have_let_go(store: JobStore, tmp_pa
     assert (store.get(job.id), upload.exists()) == (None, False)
 
 
+@pytest.mark.parametrize("well", [True, False])
+def test_an_upload_is_kept_until_no_run_will_read_it(store: JobStore, tmp_path: Path, well: bool) -> None:
+    upload = tmp_path / "upload"
+    upload.touch()
+    (job,) = store.add([_new(upload=upload)], 1)
+    store.claim()
+    store.fail(job.id, RAISED, max_attempts=2)
+    assert upload.exists()
+    store.claim()
+    _finish(store, job.id, tmp_path / "out") if well else store.fail(job.id, RAISED, max_attempts=2)
+    assert not upload.exists()
+
+
 def test_a_result_of_a_cancelled_job_is_not_kept(store: JobStore, tmp_path: Path) -> None:
     (job_id,) = _added(store)
     store.claim()

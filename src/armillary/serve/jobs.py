@@ -281,11 +281,10 @@ class JobStore:
                 change(job)
             elif job is not None and job.status == "cancelled":
                 session.delete(job)
-        if not kept:
-            if job is not None and job.status == "cancelled":
-                _unlink(job)
-            if output is not None:
-                output.unlink(missing_ok=True)
+        if job is not None and job.status in ("cancelled", "completed", "failed"):
+            _unlink_upload(job)  # no run will read it again
+        if output is not None and not kept:
+            output.unlink(missing_ok=True)
         return kept
 
     def _all(self, query: Select[Job]) -> list[Job]:
@@ -318,9 +317,14 @@ def _stored(job: NewJob) -> Job:
 
 
 def _unlink(job: Job) -> None:
-    for file in (job.upload, job.output):
-        if file is not None:
-            Path(file).unlink(missing_ok=True)
+    _unlink_upload(job)
+    if job.output is not None:
+        Path(job.output).unlink(missing_ok=True)
+
+
+def _unlink_upload(job: Job) -> None:
+    if job.upload is not None:
+        Path(job.upload).unlink(missing_ok=True)
 
 
 def _set_up(connection: Any, _: object) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armillary.engine.abilities import abilities
+from armillary.engine.eviction import is_open, usual_video, with_eviction
 from armillary.engine.prepare import Job, latent_patch, prepare
 from armillary.errors import EngineError, Problem, RequestError
 from armillary.residency import Residency
@@ -64,6 +65,10 @@ def serve(
     # a picture, because every checkpoint makes one; only its form is used
     still = {"prompt": "start", "mode": "text-to-image"}
     job = prepare(still, checkpoint, layout, dtype=dtype, residency=residency, here=True)
+    if is_open(residency):
+        video = usual_video(job.request, abilities(job.folder))
+        home = with_eviction(job.residency, job.folder, video, job.layout, job.dtype)
+        job = replace(job, residency=home)
     settings = _settings(checkpoint, job, wanted)
     from armillary.engine.torchrun import joined_group
 

@@ -40,6 +40,7 @@ class _Child:
         self.name = module
         self._command = [sys.executable, "-m", f"armillary.serve.{module}", str(run), str(os.getpid())]
         self._files = (link.fileno(), *more)
+        self._env = os.environ | {"TMPDIR": str(run)}  # what a kill leaves there goes with the run folder
         self._rest = 0.1
         self._started = 0.0
         self._due = 0.0
@@ -49,7 +50,9 @@ class _Child:
         if self.process is None and time.monotonic() >= self._due:
             self._started = time.monotonic()
             command = [*self._command, *map(str, self._files)]
-            self.process = subprocess.Popen(command, pass_fds=self._files, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                command, pass_fds=self._files, stdin=subprocess.DEVNULL, env=self._env
+            )
             log("process_started", process=self.name, pid=self.process.pid)
 
     def ended(self) -> int | None:
