@@ -82,3 +82,8 @@ def test_head_facts_go_before_names() -> None:
     model = skeleton(blocks(2, layers | {"attn.to_out.0.weight": (6, 8)}), [heads])
     plan: dict[str, object] = {"blocks.*.attn.to_q": "colwise", "blocks.*.attn.to_out.0": "rowwise"}
     assert "blocks.0.attn.to_q.weight" in resolve(model, Layout(tp=2), plan=plan).shards
+
+
+def test_a_fused_projection_beside_split_ones_is_split_too() -> None:
+    lines = _refused(PLAN, LAYERS | {"attn.to_qkv.weight": (16, 6)})
+    assert any("add_k_proj split by columns and to_qkv not" in line for line in lines)

@@ -95,7 +95,7 @@ def no_plan(name: str, layers: Iterable[str] = ()) -> Problem:
     example = json.dumps({key: entries[key] for key in list(entries)[:3]}).removesuffix("}")
     return Problem(
         "no-plan",
-        f"{name} has no registered plan (registered: {', '.join(known_classes())})",
+        f"{name} has no registered plan; {len(known_classes())} classes have one (`armillary check --all`)",
         f"write one into plan.json, {example}, ...}}, hold it against the checkpoint with "
         "`armillary check MODEL --plan plan.json`, and pass it as plan= or --plan; see docs/plans.md",
     )

@@ -79,7 +79,7 @@ def _suggestions(key: str, tree: Tree) -> list[str]:
     beside = mended(key, tree)
     if any(one_slip(key, right) for right in beside):
         return beside
-    layers = sorted({pattern_of(path) for path in _layers(tree)})
+    layers = sorted({key_of(path, tree) for path in _layers(tree)})
     elsewhere = [layer for layer in layers if layer.endswith(f".{key}")] or near(key, layers)
     return list(dict.fromkeys([*beside, *elsewhere]))[:4]
 

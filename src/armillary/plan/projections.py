@@ -16,6 +16,7 @@ from armillary.plan.skeleton import Parameter, Role, Skeleton
 from armillary.plan.styles import Colwise, PackedColwise, Style
 
 _INPUT = re.compile(r"(?:to_|add_|w)?(q|k|v|query|key|value)(?:_proj|_t)?")
+_FUSED = re.compile(r"(?:to_|add_)?(?:added_)?q?kv(?:_proj)?")
 _OUTPUT = re.compile(r"to_out(_t|\.0)?|to_add_out|o_proj|out_proj|wo")
 _NORM = re.compile(r"norm_(added_)?[qk](_t)?|[qk]_norm|(q|k|query|key)_(rms_)?norm(_t)?")
 
@@ -46,15 +47,19 @@ def projection_problems(
 
 
 def attentions(skeleton: Skeleton) -> dict[str, Children]:
-    """Modules that have a query and a key of their own."""
+    """Modules that have a query and a key of their own, or a fused projection beside others."""
     found: dict[str, dict[str, Mapping[str, Parameter]]] = {}
     for path, owned in skeleton.modules.items():
         parent, _, child = path.rpartition(".")
         if child == "0" and parent.endswith("to_out"):  # diffusers keeps a dropout beside it
             parent, child = parent.rpartition(".")[0], "to_out.0"
-        if _INPUT.fullmatch(child) or _OUTPUT.fullmatch(child) or _NORM.fullmatch(child):
+        if any(kind.fullmatch(child) for kind in (_INPUT, _FUSED, _OUTPUT, _NORM)):
             found.setdefault(parent, {})[child] = owned
-    return {path: c for path, c in found.items() if sum(_INPUT.fullmatch(n) is not None for n in c) > 1}
+    return {path: c for path, c in found.items() if sum(map(_is_input, c)) > 1}
+
+
+def _is_input(child: str) -> bool:
+    return _INPUT.fullmatch(child) is not None or _FUSED.fullmatch(child) is not None
 
 
 def role_of(child: str) -> Role | None:
@@ -74,7 +79,7 @@ def is_norm(child: str) -> bool:
 
 
 def _mixed(name: str, children: Children, split: Collection[str]) -> Iterator[Problem]:
-    inputs = [child for child in children if _INPUT.fullmatch(child) and _is_linear(children[child])]
+    inputs = [child for child in children if _is_input(child) and _is_linear(children[child])]
     halves, others = ([c for c in inputs if (c in split) is side] for side in (True, False))
     if halves and others:
         what = f"{name} has {', '.join(halves)} split by columns and {', '.join(others)} not"
