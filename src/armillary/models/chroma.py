@@ -58,7 +58,8 @@ def cost(config: Mapping[str, Any], size: Size) -> Cost:
     """See `Family.cost`."""
     like = flux.cost(config, size)
     vectors = 3 * config["num_single_layers"] + 12 * config["num_layers"] + 2
-    return Cost(rows={**like.rows, _MODULATIONS: vectors}, attentions=like.attentions)
+    rows = {key: count for key, count in like.rows.items() if "norm" not in key}
+    return Cost(rows={**rows, _MODULATIONS: vectors}, attentions=like.attentions)
 
 
 def inputs(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def cost(config: Mapping[str, Any], size: Size) -> Cost:
     return Cost(
         rows={
             **rows,
+            "siglip_refiner.*": _MULTIPLE,  # of pictures' features, where there are any, at least
             **{f"{block}.adaLN_modulation": 1 for block in _MODULATED},
             "cap_embedder": text,
             "all_x_embedder": picture,
