@@ -9,8 +9,10 @@ from typing import Any
 
 import diffusers
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from armillary import Layout, LayoutError, PlanError, resolve
+from armillary import CheckpointError, Layout, LayoutError, PlanError, load, resolve
 from armillary.models.cost import Cost, Size
 from armillary.models.coverage import split_fraction, whole_layers
 from armillary.models.described import describe
@@ -45,6 +47,31 @@ def test_defaults_are_those_of_the_class(name: str) -> None:
 def test_modules_kept_in_float32_are_those_of_the_class(name: str) -> None:
     kept = getattr(diffusers, name)._keep_in_fp32_modules or ()
     assert set(FAMILIES[name].FP32_MODULES) == set(kept)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tensors_passed_over_are_those_of_the_class(name: str) -> None:
+    theirs = getattr(diffusers, name)._keys_to_ignore_on_load_unexpected or ()
+    assert set(getattr(FAMILIES[name], "IGNORED", ())) == set(theirs)
+
+
+def test_a_norm_that_only_the_checkpoints_of_wan_have_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    case = CASES["WanTransformer3DModel-image-to-video"]
+    case.model().save_pretrained(tmp_path)
+    file = tmp_path / "diffusion_pytorch_model.safetensors"
+    save_file({**load_file(file), "blocks.0.attn2.norm_added_q.weight": torch.ones(48)}, file)
+    assert resolve(describe(tmp_path).skeleton, Layout(tp=2)).shards
+    assert isinstance(load(tmp_path, progress=False), type(case.model()))
+
+
+def test_a_config_that_the_class_refuses_is_told_in_one_line(tmp_path: Path) -> None:
+    config = {"_class_name": "WanVACETransformer3DModel", "vace_layers": [1]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"proj_out.bias": torch.ones(1)}, tmp_path / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"no WanVACETransformer3DModel can be built .* layer 0"):
+        load(tmp_path, progress=False)
 
 
 @pytest.mark.parametrize("label", NEW)

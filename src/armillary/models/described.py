@@ -6,6 +6,7 @@ what is stored is taken as it is: `load` compares it with the class itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,6 +78,7 @@ def skeleton_of_headers(model_class: str, index: CheckpointIndex) -> Skeleton:
     """The skeleton that the stored tensors and the config are; kinds follow from names and ranks."""
     config = {key: value for key, value in index.config.items() if not key.startswith("_")}
     family = family_of(model_class)
+    index = without_ignored(index, getattr(family, "IGNORED", ()), ())
     told: Mapping[str, str] = getattr(family, "KINDS", {})
     parameters = {}
     for name, entry in index.tensors.items():
@@ -85,6 +87,23 @@ def skeleton_of_headers(model_class: str, index: CheckpointIndex) -> Skeleton:
         parameters[name] = Parameter(entry.shape, stored.name, stored.itemsize, kind)
     skeleton = Skeleton(model_class=model_class, config=config, parameters=parameters)
     return with_facts(skeleton, family) if family else skeleton
+
+
+def without_ignored(
+    index: CheckpointIndex, patterns: Collection[str], wanted: Collection[str]
+) -> CheckpointIndex:
+    """The checkpoint without the tensors that its class passes over, which some were saved with: Wan's have
+    norms of queries that nothing computes.
+
+    Args:
+        patterns: found in the name of such a tensor.
+        wanted: what the model has, which stays.
+    """
+    if not patterns:
+        return index
+    ignored = re.compile("|".join(patterns))
+    kept = {n: entry for n, entry in index.tensors.items() if n in wanted or not ignored.search(n)}
+    return replace(index, tensors=kept)
 
 
 def _siblings(name: str, index: CheckpointIndex) -> Iterator[tuple[str, tuple[int, ...]]]:

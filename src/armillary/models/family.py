@@ -54,6 +54,8 @@ class Family(Protocol):
         """What no model of the family can have; beside `parameters`."""
         ...
 
+    IGNORED: tuple[str, ...]
+    """Patterns of stored tensors that the class passes over: its `_keys_to_ignore_on_load_unexpected`."""
     KINDS: Mapping[str, str]
     """Plan key to kind, of modules whose kind their names and shapes do not tell."""
     UNUSED_BY_GENERATION: tuple[str, ...]

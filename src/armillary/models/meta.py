@@ -33,9 +33,14 @@ def build(model_class: str, config: Mapping[str, Any]) -> Any:
     """
     import diffusers
 
+    return constructed(getattr(diffusers, model_class), config)
+
+
+def constructed(cls: Any, config: Mapping[str, Any]) -> Any:
+    """A model of a diffusers class. Raises `CheckpointError` when the constructor refuses the config."""
     try:
-        return getattr(diffusers, model_class).from_config(dict(config))
+        return cls.from_config(dict(config))
     except (TypeError, ValueError, ArithmeticError, RuntimeError, KeyError, IndexError) as error:
         raise CheckpointError(
-            Problem("config-builds", f"no {model_class} can be built from this config: {error}", "")
+            Problem("config-builds", f"no {cls.__name__} can be built from this config: {error}", "")
         ) from error

@@ -39,6 +39,7 @@ DEFAULTS: Mapping[str, Any] = {
     "added_kv_proj_dim": None,
 }
 FP32_MODULES = ("rope", "time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
+IGNORED = ("norm_added_q",)
 REPLICATED: Mapping[str, str] = {}
 CONTEXT = False
 

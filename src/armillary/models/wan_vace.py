@@ -25,6 +25,7 @@ PLAN = ParallelPlan(
 )
 DEFAULTS = wan.DEFAULTS
 FP32_MODULES = wan.FP32_MODULES
+IGNORED = wan.IGNORED
 REPLICATED: Mapping[str, str] = {}
 CONTEXT = False
 

@@ -15,7 +15,8 @@ from armillary.checkpoint.locate import locate
 from armillary.checkpoint.stream import Wanted, read_tensors
 from armillary.errors import CheckpointError, PlanError, Problem, Refusals, list_choices
 from armillary.layout import Layout
-from armillary.models.described import as_loaded, class_named_in, hold_against
+from armillary.models.described import as_loaded, class_named_in, hold_against, without_ignored
+from armillary.models.meta import constructed
 from armillary.models.registry import family_of, known_classes, resolve, skeleton_for, skeleton_of
 from armillary.parallel.collectives import Group
 from armillary.parallel.context_plan import refuse_context_plan
@@ -81,6 +82,8 @@ def load(
     index = _index_of(checkpoint, subfolder)
     _refuse_impossible(index, dtype)
     model = build_on_meta(index, dtype)
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    index = without_ignored(index, patterns, model.state_dict())
     residency = residency or Residency()
     resolved = resolve_all(model, index, degrees, dtype, plan, overrides, prefill, residency, leave_out)
     mesh = mesh or build_mesh(degrees)
@@ -131,7 +134,7 @@ def build_on_meta(index: CheckpointIndex, dtype: torch.dtype | None = None) -> n
 
     cls = find_class(class_named_in(index.config, index.folder), index.folder)
     with _default_dtype(dtype), init_empty_weights(include_buffers=False):
-        model: nn.Module = cls.from_config(dict(index.config))
+        model: nn.Module = constructed(cls, index.config)
     return model
 
 
