@@ -1,5 +1,6 @@
 """The published checkpoints that are known by name have the size that they are known to have."""
 
+from functools import cache
 from math import prod
 
 import pytest
@@ -8,6 +9,7 @@ from armillary import Layout, resolve
 from armillary.models.coverage import split_fraction
 from armillary.models.published import published
 from armillary.models.registry import families
+from armillary.plan.skeleton import Skeleton
 
 BILLIONS = {
     "fal/AuraFlow-v0.3": 6.8,
@@ -41,15 +43,20 @@ BILLIONS = {
 """Parameters of the transformers as published; of Stable Diffusion with the table of positions."""
 
 
+@cache
+def skeleton_of(name: str) -> Skeleton:
+    return published()[name].skeleton()
+
+
 @pytest.mark.parametrize("name", BILLIONS)
 def test_a_published_checkpoint_has_its_known_size(name: str) -> None:
-    parameters = published()[name].skeleton().parameters.values()
+    parameters = skeleton_of(name).parameters.values()
     assert sum(prod(p.shape) for p in parameters) / 1e9 == pytest.approx(BILLIONS[name], abs=0.06)
 
 
 @pytest.mark.parametrize("name", published())
 def test_a_published_checkpoint_can_be_split_over_two_ranks(name: str) -> None:
-    resolved = resolve(published()[name].skeleton(), Layout(tp=2))
+    resolved = resolve(skeleton_of(name), Layout(tp=2))
     assert split_fraction(resolved) >= 0.9
     assert abs(resolved.bytes_on(0) - resolved.bytes_on(1)) <= 1 << 20
 

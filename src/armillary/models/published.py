@@ -1,6 +1,6 @@
 """The configs of published checkpoints, by their name on the hub, for what is asked before a download.
 
-`assets/models/diffusers.json` holds, class by class, in what a checkpoint's config differs from the class of
+`assets/models/published.json` holds, class by class, in what a checkpoint's config differs from the class of
 diffusers 0.42.1. It was written down from the classes' own defaults and the models' published sizes, and is
 held against their number of parameters; where a folder is at hand, its config.json is the truth.
 """
@@ -36,7 +36,7 @@ class Published:
 @cache
 def published() -> Mapping[str, Published]:
     """Every checkpoint that is known, by its name, class by class."""
-    text = (files("armillary") / "assets" / "models" / "diffusers.json").read_text()
+    text = (files("armillary") / "assets" / "models" / "published.json").read_text()
     known: Mapping[str, Mapping[str, Any]] = json.loads(text)
     return {
         name: Published(name, model_class, config)
