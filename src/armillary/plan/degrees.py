@@ -7,14 +7,14 @@ from math import gcd
 
 from armillary.errors import Problem, list_choices
 from armillary.layout import Layout
-from armillary.plan.explain import pattern_of
+from armillary.plan.explain import key_of
 from armillary.plan.ranges import Segment
 from armillary.plan.segments import Cut, head_segment
-from armillary.plan.skeleton import HeadGroup
+from armillary.plan.skeleton import HeadGroup, Skeleton
 from armillary.plan.styles import Style
 
 
-def degree_problems(cuts: Mapping[str, Cut], tp: int, model_class: str) -> list[Problem]:
+def degree_problems(cuts: Mapping[str, Cut], tp: int, skeleton: Skeleton) -> list[Problem]:
     """What is wrong with a tp degree that some segment does not allow, once per rule and values."""
     reasons: dict[Segment, str] = {}
     for name, (_, segments) in cuts.items():
@@ -28,11 +28,17 @@ def degree_problems(cuts: Mapping[str, Cut], tp: int, model_class: str) -> list[
     return [
         Problem(
             "tp-divides",
-            _why(segment, pattern_of(reasons[segment]), tp, model_class),
+            _why(segment, _layers(reasons[segment], skeleton), tp, skeleton.model_class),
             f"use tp={list_choices(legal)}{note}",
         )
         for segment in broken
     ]
+
+
+def _layers(name: str, skeleton: Skeleton) -> str:
+    """A parameter's name in all blocks."""
+    path, _, leaf = name.rpartition(".")
+    return f"{key_of(path, skeleton.tree)}.{leaf}"
 
 
 def _why(segment: Segment, pattern: str, tp: int, model_class: str) -> str:

@@ -157,7 +157,7 @@ def examine(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Examinati
     return Examination(
         plan_problems=tuple(problems),
         layout_problems=(
-            *degree_problems(cuts, layout.tp, skeleton.model_class),
+            *degree_problems(cuts, layout.tp, skeleton),
             *ulysses_problems(groups, intended, layout, skeleton.model_class),
         ),
         claims=claims,
