@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from armillary import plan_for
 from armillary.cli import main
 from sparse import SUPER, write_sparse
 
@@ -74,6 +75,21 @@ def test_a_plan_is_printed_edited_and_given_back(tmp_path: Path, capsys: pytest.
     rules = json.loads(capsys.readouterr().out)["rules"]
     assert "lm_head" not in {rule["key"] for rule in rules}
     assert {rule["source"].partition(":")[0] for rule in rules} == {str(tmp_path / "plan.json")}
+
+
+def test_a_plan_for_another_class_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = _file(tmp_path, json.dumps(plan_for("FluxTransformer2DModel").to_json()))
+    assert main(["check", "toy-world", "--plan", plan]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not even nearly" in line
+
+
+@pytest.mark.parametrize("more", [["toy-world"], ["--tensor-parallel-size", "2"], ["--print-plan"]])
+def test_no_flag_beside_all_is_ignored(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--all", *more]) == 2
+    assert "--json and nothing else" in capsys.readouterr().err
 
 
 def test_a_model_or_all_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from armillary.checkpoint.index import read_object
 from armillary.checkpoint.locate import is_here, locate, locate_configs
 from armillary.checks.report import CheckReport, Held, Rule, Variant, style_text
-from armillary.errors import ArmillaryError, CheckpointError, Problem, Refusals
+from armillary.errors import ArmillaryError, CheckpointError, PlanError, Problem, Refusals
 from armillary.layout import Layout
 from armillary.models.described import class_named_in, describe
 from armillary.models.registry import families, family_of, merged_plan, no_plan, skeleton_for
@@ -50,8 +50,8 @@ def check(
         residency: where weights live.
 
     What is wrong with the plan or the degrees is in the report. Raises `ArmillaryError` where there is
-    nothing to hold against each other: a checkpoint without headers, a file that is no plan, values that are
-    no degrees; all of it.
+    nothing to hold against each other: a checkpoint without headers, a file that is no plan or one for
+    another class, values that are no degrees; all of it.
     """
     refusals = Refusals()
     degrees, home, model, changes = Layout(), Residency(), None, None
@@ -93,6 +93,8 @@ def _report(
     folder: Path, skeleton: Skeleton, plan: ParallelPlan, layout: Layout, residency: Residency
 ) -> CheckReport:
     found = examine(skeleton, plan, layout)
+    if strange := [problem for problem in found.plan_problems if problem.rule == "plan-class"]:
+        raise PlanError(strange)  # bad input: the rest would only say so key by key
     problems = [*found.plan_problems, *found.layout_problems, *_residency_problems(skeleton, residency)]
     if not plan.entries:
         problems.insert(0, no_plan(skeleton.model_class, skeleton.modules))

@@ -51,6 +51,7 @@ def check(
     from armillary.checks import run
 
     if shipped:
+        _refuse_beside_all([checkpoint, plan, subfolder, print_plan, *flags.values()])
         _print_all(run.check_all(), as_json)
         return
     if checkpoint is None:
@@ -71,6 +72,11 @@ def check(
         _print_report(report)
     if not report.ok and not print_plan:
         raise typer.Exit(1)
+
+
+def _refuse_beside_all(given: list[Any]) -> None:
+    if any(given):
+        raise typer.BadParameter("--all checks every shipped plan, so that it takes --json and nothing else")
 
 
 @contextmanager
