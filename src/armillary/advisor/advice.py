@@ -26,6 +26,8 @@ def advise_on(
     if best:
         lines += [*_unused(devices, best), *_axes(best, options), *_places(best, options)]
         lines += [*_host(best, options), *_more(best, devices, doublings)]
+    if question.model.facts and not question.model.vae:
+        lines.append("the VAE's decode of this family is not counted, in time or in memory")
     if not question.engine.measured:
         lines.append(
             f"{question.engine.title} has not been measured on this card: its times come from the engines "

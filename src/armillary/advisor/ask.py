@@ -91,6 +91,9 @@ def ask(
     refusals.add(RequestError, _count_problems(counts, nodes, degrees))
     if question and home:
         refusals.add(LayoutError, residency_problems(question.engine, home))
+    if question and home and home.moves and question.model.facts:
+        why = f"residency is for Cosmos 3; {question.model.model_class} stays on the device"
+        refusals.add(LayoutError, [Problem("residency", why, "leave it out")])
     refusals.raise_if_any()
     assert question is not None, "without a problem there is a question"
     places = [home.on("cuda")] if home else None
@@ -149,14 +152,24 @@ def _question(model: str, gpu: Gpu, engine: str, request: Mapping[str, Any], dty
     with refusals.collect():
         found = find_model(model, dtype)
     with refusals.collect():
-        asked = GenerationRequest.parse({"prompt": "...", **request})
+        usual = {"mode": found.facts.mode} if found and found.facts else {}
+        asked = GenerationRequest.parse({"prompt": "...", **usual, **request})
+        if found and found.facts and asked.mode != found.facts.mode:
+            why = f"{found.name} does {found.facts.mode}, not {asked.mode}"
+            raise RequestError(Problem("mode", why, f"use {found.facts.mode}"))
         if found:
             filled = complete(_with_input(asked), found.abilities)
     refusals.raise_if_any()
     assert chosen is not None, "an engine that is found"
     assert found is not None, "and a model"
     assert filled is not None, "and a request"
-    workload = workload_of(filled, prompt_given="prompt" in request)
+    facts = found.facts
+    workload = workload_of(
+        filled,
+        prompt_given="prompt" in request,
+        text_rows=facts.text_rows if facts else None,
+        guided=not (facts and facts.embedded_guidance),
+    )
     return Question(model=found, workload=workload, engine=chosen, gpu=gpu)
 
 

@@ -43,6 +43,8 @@ def commands_for(question: Question, option: Option, given: Mapping[str, Any]) -
 
     `given` are the fields of the request that were given; the others take the published settings.
     """
+    if question.model.facts:
+        return _of_other_family(question, option)
     generate = _generate(question, option, given)
     vllm = _vllm(question, option)
     return {
@@ -53,6 +55,30 @@ def commands_for(question: Question, option: Option, given: Mapping[str, Any]) -
         "reasoner": _reasoner(question, option),
         "diffusers": _diffusers(question, option),
     }
+
+
+def _of_other_family(question: Question, option: Option) -> dict[str, Command]:
+    """Armillary splits the transformer for the pipeline of its own; its verbs generate with Cosmos 3."""
+    no = Command(reason="Armillary's engine generates with Cosmos 3; use the snippet")
+    name, tp = question.model.name, option.layout.tp
+    lines = [
+        "import torch, armillary" if tp > 1 else "import torch",
+        "from diffusers import DiffusionPipeline",
+        "",
+    ]
+    if tp > 1:
+        lines.insert(0, f"# torchrun --nproc-per-node {tp} script.py")
+        lines += [
+            f'transformer = armillary.load({name!r}, subfolder="transformer",',
+            f"                             layout=armillary.Layout(tp={tp}), dtype=torch.bfloat16)",
+            f"pipe = DiffusionPipeline.from_pretrained({name!r}, transformer=transformer,",
+            "                                         torch_dtype=torch.bfloat16)",
+        ]
+    else:
+        lines.append(f"pipe = DiffusionPipeline.from_pretrained({name!r}, torch_dtype=torch.bfloat16)")
+    place = '"cuda"' if tp == 1 else "transformer.device"
+    snippet = Command("\n".join([*lines, f"pipe.to({place})"]))
+    return {"generate": no, "serve": no, "diffusers": snippet}
 
 
 def _armillary_reason(question: Question, option: Option) -> str:

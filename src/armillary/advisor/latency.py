@@ -11,7 +11,7 @@ from math import ceil
 from armillary.advisor.engines import Engine
 from armillary.advisor.hardware import Gpu
 from armillary.advisor.memory import divides
-from armillary.advisor.rank import RankModel
+from armillary.advisor.rank import RankModel, Work
 from armillary.advisor.workload import Workload
 from armillary.layout import Layout
 from armillary.models.cosmos3.cost import LayerShape
@@ -73,7 +73,7 @@ def latency_of(
 ) -> Latency:
     """What a request takes; see `memory_of` for `gathered_weights`."""
     shape = rank.shape(workload, context=layout.ring * layout.gather * layout.ulysses)
-    layer = _layer(rank, shape, layout, engine, machine)
+    layer = _layer(rank, shape, rank.work(workload, shape), layout, engine, machine)
     branches = 2 if engine.packs_branches and workload.guided else 1
     passes = workload.steps if layout.cfg == 2 or branches == 2 else workload.forwards
     copied = _copy_seconds(rank, residency, machine) + _gather_seconds(rank, gathered_weights, machine)
@@ -101,19 +101,20 @@ def sustained(gpu: Gpu, share: float, power: float) -> float:
     return float(gpu.tflops * 1e12 * min(1.0, share * gpu.watts_per_tflop**power))
 
 
-def _layer(rank: RankModel, s: LayerShape, layout: Layout, engine: Engine, machine: Machine) -> _Layer:
+def _layer(
+    rank: RankModel, s: LayerShape, work: Work, layout: Layout, engine: Engine, machine: Machine
+) -> _Layer:
     factors, gpu = engine.factors, machine.gpu
     matrix = sustained(gpu, factors.matrix, factors.power)
-    elements = rank.linear["generation"] / rank.layers
-    attention = 4 * s.rows * (s.all_rows + s.prompt) * s.query / _attention_rate(gpu, engine)
+    attention = work.attention / _attention_rate(gpu, engine)
     passed = _ring_bytes(s, layout) / (_link(layout, "ring", machine) * factors.link)
     merged = 3 * layout.ring * s.rows * s.query * s.itemsize if layout.ring > 1 else 0
     again = 0.0 if engine.reuses_prompt else _linear(rank, "understanding", s.prompt, matrix, gpu)
     return _Layer(
-        linear=_roof(2 * elements * s.rows / matrix, elements * s.itemsize, gpu),
+        linear=_roof(work.linear / matrix, work.weight_bytes, gpu),
         attention=attention,
         # ring passes its chunks on while it attends to the one it has, and joins the parts at the end
-        collectives=_exchange(rank, s, layout, engine, machine)
+        collectives=_exchange(rank, s, work, layout, engine, machine)
         + max(passed - attention, 0.0)
         + merged / (gpu.bandwidth * 1e9),
         prompt=again,
@@ -138,13 +139,15 @@ def _attention_rate(gpu: Gpu, engine: Engine) -> float:
     return sustained(gpu, factors.attention, factors.power)
 
 
-def _exchange(rank: RankModel, s: LayerShape, layout: Layout, engine: Engine, machine: Machine) -> float:
+def _exchange(
+    rank: RankModel, s: LayerShape, work: Work, layout: Layout, engine: Engine, machine: Machine
+) -> float:
     """Seconds of a layer's all-reduces, exchanges and gathers; bytes as `docs/layouts.md` has them."""
     tp, ulysses, gather = layout.tp, layout.ulysses, layout.gather
     size = s.head_dim * s.itemsize
     query, key_value, _ = rank.heads
     share = engine.factors.link
-    reduced = 2 * 2 * (tp - 1) / tp * s.rows * s.hidden * s.itemsize
+    reduced = 2 * (tp - 1) / tp * work.reduced_bytes
     exchanged = (ulysses - 1) / ulysses * s.rows * (2 * query + 2 * max(key_value, ulysses)) * size
     gathered = (gather - 1) * s.rows * 2 * key_value * size
     return (

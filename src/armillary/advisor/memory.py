@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from armillary.advisor.engines import Engine
 from armillary.advisor.hardware import MIB
 from armillary.advisor.rank import RankModel
-from armillary.advisor.vae import Decode, weight_count
+from armillary.advisor.vae import Decode
 from armillary.advisor.workload import Workload
 from armillary.layout import Layout
 from armillary.models.cosmos3.cost import LayerShape, step_bytes
@@ -70,7 +70,7 @@ def memory_of(
     always = {
         "context": DEVICE_CONTEXT_BYTES + _communicators(layout) * COLLECTIVE_BYTES,
         "weights": _held(rank, weights.device, gathered_weights),
-        "vae weights": weight_count(rank.model.vae) * rank.model.itemsize,
+        "other components": rank.other_bytes,
         "streaming buffers": rank.buffer_bytes("generation", residency),
         "latents": _latent_bytes(rank, workload),
     }
@@ -115,14 +115,14 @@ def _held(rank: RankModel, device: int, gathered: int) -> int:
 
 def _prompt_bytes(rank: RankModel, layout: Layout, workload: Workload) -> int:
     """Keys and values of every layer, for the branches that this rank computes."""
-    _, heads, size = rank.heads
+    _, heads, size = rank.heads  # 0 where no prompt is kept
     branches = 2 if workload.guided and layout.cfg == 1 else 1
     return branches * rank.layers * 2 * workload.prompt_tokens * heads * size * rank.model.itemsize
 
 
 def _latent_bytes(rank: RankModel, workload: Workload) -> int:
     frames, height, width = rank.latents(workload)
-    channels = int(rank.model.config.get("latent_channel") or 48)
+    channels = int(rank.model.config.get("latent_channel") or rank.model.config.get("in_channels") or 48)
     return _LATENT_COPIES * frames * height * width * channels * 4
 
 

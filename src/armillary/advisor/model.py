@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from armillary.advisor.shipped import Facts, cosmos3, diffusers, facts_of, skeleton_of_entry
 from armillary.advisor.vae import Decode, decode_cost
 from armillary.checkpoint.index import read_index, read_object
 from armillary.checkpoint.locate import is_here, locate
@@ -25,6 +25,9 @@ from armillary.residency import Elsewhere, Residency
 
 DTYPES = ("float32", "bfloat16", "float16")
 """In which a generation can be computed."""
+
+
+_BLOCK = re.compile(r"[^.]+\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,16 @@ class Model:
     """In which a generation computes."""
     folder: Path | None = None
     """Where a checkpoint's own headers are, which know every tensor's dtype."""
+    facts: Facts | None = None
+    """Of a model that Armillary splits but does not generate with; None for Cosmos 3."""
     _decodes: dict[tuple[int, int, int], Decode] = field(default_factory=dict, repr=False, compare=False)
     _moved: dict[Residency, Mapping[str, Elsewhere]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def skeleton(self) -> Skeleton:
         """With the dtypes that a load gives the parameters."""
+        if self.facts:
+            return skeleton_of_entry(diffusers()[self.name], self.dtype)
         skeleton = skeleton_for(self.model_class, self.config, self.dtype)
         if self.folder is None:
             return skeleton
@@ -66,24 +73,36 @@ class Model:
 
     @cached_property
     def blocks(self) -> Mapping[Pathway, Mapping[int, tuple[str, ...]]]:
-        """Pathway -> layer number -> the parameters of its part of it."""
+        """Pathway -> layer number -> the parameters of its part; models of one pathway have generation."""
         names = tuple(self.skeleton.parameters)
+        if self.facts:
+            return {"understanding": {}, "generation": _numbered(names)}
         both: tuple[Pathway, Pathway] = ("understanding", "generation")
         return {pathway: blocks_of(names, pathway) for pathway in both}
 
     def moved(self, residency: Residency) -> Mapping[str, Elsewhere]:
         """The parameters that do not live on a device which has memory of its own, and where they live."""
-        if not residency.moves:
+        if not residency.moves or not self.family.CONTEXT:
             return {}
         if residency not in self._moved:
             self._moved[residency] = self.family.moved(self.skeleton.parameters, residency.on("cuda"))
         return self._moved[residency]
 
     def decode(self, latents: tuple[int, int, int]) -> Decode:
-        """What decoding latents of (frames, height, width) takes."""
+        """What decoding latents of (frames, height, width) takes; nothing for other VAEs than Wan's."""
         if latents not in self._decodes:
-            self._decodes[latents] = decode_cost(self.vae, latents, self.itemsize)
+            known = self.vae.get("_class_name") == "AutoencoderKLWan"
+            self._decodes[latents] = (
+                decode_cost(self.vae, latents, self.itemsize) if known else Decode(0, 0, 0)
+            )
         return self._decodes[latents]
+
+    @property
+    def vae_factors(self) -> tuple[int, int]:
+        """Pixels of a side, and frames, that one latent stands for."""
+        if self.facts:
+            return self.facts.spatial, self.facts.temporal
+        return self.abilities.spatial_grid, self.abilities.temporal
 
     @property
     def itemsize(self) -> int:
@@ -107,7 +126,7 @@ def find_model(name: str, dtype: str | None = None) -> Model:
 
 def shipped_names() -> list[str]:
     """Every model whose config travels with the package."""
-    return sorted(_assets()["models"])
+    return sorted([*cosmos3()["models"], *diffusers()])
 
 
 def _of_folder(folder: Path, dtype: str | None) -> Model:
@@ -142,11 +161,11 @@ def _stored_dtype(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _shipped(name: str, dtype: str | None) -> Model | None:
-    assets = _assets()
+    assets = cosmos3()
     known = name if name in assets["models"] else f"nvidia/{name}"
     entry = assets["models"].get(known)
     if entry is None:
-        return None
+        return _of_family(name, dtype)
     config, vae = assets["transformers"][entry["transformer"]], assets["vaes"][entry["vae"]]
     able = Abilities(
         name=known,
@@ -161,10 +180,37 @@ def _shipped(name: str, dtype: str | None) -> Model | None:
     return Model(known, config["_class_name"], config, vae, able, entry["source"], dtype or "bfloat16")
 
 
-def _assets() -> dict[str, Any]:
-    text = (files("armillary") / "assets" / "models" / "cosmos3.json").read_text()
-    found: dict[str, Any] = json.loads(text)
-    return found
+def _of_family(name: str, dtype: str | None) -> Model | None:
+    """One of the common sizes of the diffusers families, also by its name without the owner."""
+    known = next((full for full in diffusers() if name in (full, full.rpartition("/")[2])), None)
+    if known is None:
+        return None
+    entry = diffusers()[known]
+    able = Abilities(
+        name=known,
+        spatial_grid=entry["pixel_grid"],
+        temporal=entry["vae_temporal"],
+        preferred=entry["preferred"],
+    )
+    return Model(
+        name=known,
+        model_class=entry["model_class"],
+        config=entry["transformer"],
+        vae=entry["vae"] or {},
+        abilities=able,
+        source=entry["source"],
+        dtype=dtype or "bfloat16",
+        facts=facts_of(entry),
+    )
+
+
+def _numbered(names: Iterable[str]) -> Mapping[int, tuple[str, ...]]:
+    """The parameters of every numbered block, whatever list it is in; counted from 0."""
+    blocks: dict[str, list[str]] = {}
+    for name in names:
+        if found := _BLOCK.match(name):
+            blocks.setdefault(found[0], []).append(name)
+    return {number: tuple(block) for number, block in enumerate(blocks.values())}
 
 
 def _cached(repo: str) -> Path | None:

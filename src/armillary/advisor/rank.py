@@ -9,12 +9,16 @@ from math import ceil, prod
 from typing import Literal, TypeAlias
 
 from armillary.advisor.model import Model
+from armillary.advisor.vae import weight_count
 from armillary.advisor.workload import Workload
 from armillary.layout import Layout
 from armillary.models.cosmos3.cost import LayerShape, generation_rows, latent_size
 from armillary.models.cosmos3.pathways import Pathway
+from armillary.models.cost import Cost, Size
 from armillary.models.registry import resolve
+from armillary.plan.explain import key_of
 from armillary.plan.resolve import ResolvedPlan
+from armillary.plan.styles import PackedRowwise, Rowwise
 from armillary.residency import Residency
 
 BUFFER_ALIGNMENT = 256
@@ -38,6 +42,17 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What one layer of one forward is, on one rank; operations count multiplications and additions."""
+
+    linear: float
+    weight_bytes: float
+    attention: float
+    reduced_bytes: float
+    """Of the tensors that tp all-reduces."""
+
+
+@dataclass(frozen=True)
 class RankModel:
     """What the first rank of a layout holds and computes; no rank has more."""
 
@@ -47,10 +62,11 @@ class RankModel:
     _sums: dict[Hashable, int] = field(default_factory=dict, repr=False, compare=False)
     _weights: dict[tuple[Residency, bool], Weights] = field(default_factory=dict, repr=False, compare=False)
 
-    @classmethod
-    def of(cls, model: Model, layout: Layout) -> RankModel:
+    @staticmethod
+    def of(model: Model, layout: Layout) -> RankModel:
         """Resolve `model` for `layout`; raises `LayoutError` where it cannot be split so."""
-        return cls(model, resolve(model.skeleton, layout))
+        kind = OtherRank if model.facts else RankModel
+        return kind(model, resolve(model.skeleton, layout))
 
     def nbytes(self, name: str) -> int:
         """Bytes of this rank's part of a parameter."""
@@ -68,7 +84,8 @@ class RankModel:
 
     def _add_up(self, residency: Residency, leave_out: bool) -> Weights:
         away = self.model.moved(residency)
-        unused = self.model.family.UNUSED_BY_GENERATION if leave_out else ()
+        known = getattr(self.model.family, "UNUSED_BY_GENERATION", ())
+        unused = known if leave_out else ()
         bytes_at: dict[Place, int] = {"device": 0, "host": 0, "disk": 0}
         left_out = 0
         for name in self.resolved.skeleton.parameters:
@@ -136,13 +153,9 @@ class RankModel:
 
     def latents(self, workload: Workload) -> tuple[int, int, int]:
         """Frames, height and width of the latents."""
-        able = self.model.abilities
+        spatial, temporal = self.model.vae_factors
         return latent_size(
-            workload.width,
-            workload.height,
-            workload.frames,
-            spatial=able.spatial_grid,
-            temporal=able.temporal,
+            workload.width, workload.height, workload.frames, spatial=spatial, temporal=temporal
         )
 
     def all_rows(self, workload: Workload) -> int:
@@ -167,9 +180,106 @@ class RankModel:
             itemsize=self.model.itemsize,
         )
 
+    def work(self, workload: Workload, shape: LayerShape) -> Work:
+        """What one of its generation layers computes."""
+        elements = self.linear["generation"] / self.layers
+        return Work(
+            linear=2 * elements * shape.rows,
+            weight_bytes=elements * shape.itemsize,
+            attention=4 * shape.rows * (shape.all_rows + shape.prompt) * shape.query,
+            reduced_bytes=2 * shape.rows * shape.hidden * shape.itemsize,
+        )
+
+    @property
+    def other_bytes(self) -> int:
+        """Of the VAE, which is loaded beside the transformer."""
+        return weight_count(self.model.vae) * self.model.itemsize
+
     @property
     def _mlp_width(self) -> int:
         return self.resolved.local_shape("layers.0.mlp_moe_gen.up_proj.weight", 0)[0]
+
+
+@dataclass(frozen=True)
+class OtherRank(RankModel):
+    """The first rank of a model of another family, from what the family says of its rows."""
+
+    @cached_property
+    def heads(self) -> tuple[int, int, int]:
+        """Query heads, key/value heads and their size; no prompt is kept, so nothing else reads them."""
+        local = max(self.resolved.heads.values(), key=lambda found: found.local_query * found.head_dim)
+        return local.local_query, 0, local.head_dim
+
+    def all_rows(self, workload: Workload) -> int:
+        """The most rows that attend at once."""
+        return max(attention.queries for attention in self._cost(workload).attentions)
+
+    def shape(self, workload: Workload, *, context: int) -> LayerShape:
+        """A layer as wide as the widest: what its tensors hold is estimated as for Cosmos 3's."""
+        query, _, head_dim = self.heads
+        full = max(found.full_query * found.head_dim for found in self.resolved.heads.values())
+        rows = self.all_rows(workload)
+        return LayerShape(
+            rows=rows,
+            all_rows=rows,
+            prompt=0,
+            hidden=full,
+            query=query * head_dim,
+            key_value=query * head_dim,
+            mlp=self._mlp_width,
+            head_dim=head_dim,
+            gated=False,
+            itemsize=self.model.itemsize,
+        )
+
+    def work(self, workload: Workload, shape: LayerShape) -> Work:
+        """All of a forward, in as many parts as there are blocks."""
+        cost, skeleton = self._cost(workload), self.resolved.skeleton
+        rows = {path: cost.rows_of(key_of(path, skeleton.tree)) for path in skeleton.modules}
+        linear = {
+            path: prod(self.resolved.local_shape(f"{path}.weight", 0))
+            for path, owned in skeleton.modules.items()
+            if "weight" in owned and owned["weight"].kind == "linear"
+        }
+        reduced = [
+            rows[path] * skeleton.parameters[f"{path}.weight"].shape[0]
+            for path, style in self.resolved.styles.items()
+            if isinstance(style, Rowwise | PackedRowwise)
+        ]
+        attention = 0
+        for path, local in self.resolved.heads.items():
+            for one in cost.attentions:
+                if key_of(path, skeleton.tree) == one.module:
+                    attention += 4 * one.queries * one.keys * local.local_query * local.head_dim
+        return Work(
+            linear=sum(2 * rows[path] * elements for path, elements in linear.items()) / self.layers,
+            weight_bytes=sum(linear.values()) * shape.itemsize / self.layers,
+            attention=attention / self.layers,
+            reduced_bytes=sum(reduced) * shape.itemsize / self.layers,
+        )
+
+    @property
+    def other_bytes(self) -> int:
+        """Of text encoders and VAE, which the pipeline keeps beside the transformer."""
+        facts = self.model.facts
+        assert facts is not None, "a model of another family has facts"
+        vae = weight_count(self.model.vae) if self.model.vae else 0
+        return (sum(facts.others.values()) + vae) * self.model.itemsize
+
+    def _cost(self, workload: Workload) -> Cost:
+        frames, height, width = self.latents(workload)
+        size = Size(height=height, width=width, frames=frames, text=workload.prompt_tokens)
+        return self.model.family.cost(self.resolved.skeleton.config, size)
+
+    @property
+    def _mlp_width(self) -> int:
+        """Of the widest layer in a block, for rows of the sequence."""
+        linear = (
+            self.resolved.local_shape(name, 0)[0]
+            for name in self._names("generation")
+            if name.endswith(".weight") and ("ff" in name or "mlp" in name)
+        )
+        return max(linear, default=4 * self.heads[0] * self.heads[2])
 
 
 def _room(nbytes: int) -> int:

@@ -40,6 +40,8 @@ def _of_any_engine(question: Question, layout: Layout) -> Iterator[Problem]:
         reason = "a distilled checkpoint has" if able.distilled else "guidance 1 has"
         why = f"cfg=2, but {reason} no second branch"
         yield Problem("cfg-branches", why, "use cfg=1, and the ranks for another axis")
+    if question.model.facts:
+        yield from _other_family(question, layout)
     if engine.own_split:
         return
     try:
@@ -51,6 +53,16 @@ def _of_any_engine(question: Question, layout: Layout) -> Iterator[Problem]:
     if context > rows:
         why = f"ring x gather x ulysses = {context} ranks share {rows} rows of the sequence"
         yield Problem("rows", why, f"use at most {rows}, or a larger picture")
+
+
+def _other_family(question: Question, layout: Layout) -> Iterator[Problem]:
+    """Of models that Armillary splits and does not generate with."""
+    name = question.model.model_class
+    if question.engine.name in ("vllm-omni", "pytorch"):
+        why = f"what {question.engine.title} takes for {name} is not known"
+        yield Problem("engine-model", why, "use --engine armillary or diffusers")
+    if layout.world_size > layout.tp:
+        yield Problem("tp-only", f"the advisor knows tp alone for {name}, not {layout}", "use tp")
 
 
 def _vllm_omni(question: Question, layout: Layout) -> Iterator[Problem]:

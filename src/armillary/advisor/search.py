@@ -70,6 +70,8 @@ def judge_all(
 
 def possible_residencies(question: Question) -> list[Residency]:
     """Those of `RESIDENCIES` that the engine has."""
+    if question.model.facts:  # streams know Cosmos 3's layers
+        return [RESIDENCIES["device"]]
     return [place for place in RESIDENCIES.values() if not residency_problems(question.engine, place)]
 
 
@@ -79,9 +81,10 @@ def rank_key(option: Option) -> tuple[bool, float, int]:
 
 
 def layouts_of(question: Question, devices: int) -> Iterator[Layout]:
-    """Every factorisation of `devices` into degrees; one alone for an engine with its own way to split."""
-    if question.engine.own_split:
-        yield Layout(gather=devices)
+    """Every factorisation of `devices` into degrees; one alone for an engine with its own way to split,
+    and for a family of which only tp is known."""
+    if question.engine.own_split or question.model.facts:
+        yield Layout(tp=devices) if question.model.facts else Layout(gather=devices)
         return
     for cfg in (1, 2):
         if devices % cfg:

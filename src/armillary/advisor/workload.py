@@ -50,8 +50,16 @@ class Workload:
         return f"{self.mode} {self.width}x{self.height}x{self.frames}, {self.steps} steps"
 
 
-def workload_of(request: CompleteRequest, *, prompt_given: bool = True) -> Workload:
-    """The numbers of a complete request."""
+def workload_of(
+    request: CompleteRequest, *, prompt_given: bool = True, text_rows: int | None = None, guided: bool = True
+) -> Workload:
+    """The numbers of a complete request.
+
+    Args:
+        prompt_given: its prompt is the one to be used, and not only some text.
+        text_rows: of a model that pads every prompt to as many.
+        guided: False for a model whose guidance is an input, or baked in.
+    """
     estimated = _TEMPLATE_TOKENS + ceil(len(request.prompt) / _CHARACTERS_PER_TOKEN)
     return Workload(
         mode=request.mode,
@@ -60,8 +68,8 @@ def workload_of(request: CompleteRequest, *, prompt_given: bool = True) -> Workl
         frames=request.num_frames,
         fps=request.fps,
         steps=request.num_inference_steps,
-        guided_steps=_guided_steps(request),
-        prompt_tokens=estimated if prompt_given else PROMPT_TOKENS,
+        guided_steps=_guided_steps(request) if guided else 0,
+        prompt_tokens=text_rows or (estimated if prompt_given else PROMPT_TOKENS),
         sound=request.sound,
     )
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from armillary.models.cosmos3.config import DEFAULTS, FP32_MODULES, config_problems
+from armillary.models.cosmos3.cost import cost
 from armillary.models.cosmos3.inputs import inputs
 from armillary.models.cosmos3.pathways import UNUSED_BY_GENERATION, moved
 from armillary.models.cosmos3.plan import PLAN, heads
@@ -20,6 +21,7 @@ __all__ = [
     "TINY",
     "UNUSED_BY_GENERATION",
     "config_problems",
+    "cost",
     "heads",
     "inputs",
     "moved",

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from armillary.models.cost import Attention, Cost, Size
+
 SOUND_LATENTS_PER_SECOND = 25
 """`sound_latent_fps` of the published configs."""
 
@@ -31,6 +33,21 @@ def generation_rows(
     frames, height, width = latents
     return frames * ceil(height / patch) * ceil(width / patch) + ceil(
         sound_seconds * SOUND_LATENTS_PER_SECOND
+    )
+
+
+def cost(config: Mapping[str, Any], size: Size) -> Cost:
+    """See `Family.cost`; of the stock forward, which computes both pathways."""
+    rows = generation_rows(config, (size.frames, size.height, size.width))
+    attention = "layers.*.self_attn"
+    understanding = [f"{attention}.{name}" for name in ("to_q", "to_k", "to_v", "to_out")]
+    return Cost(
+        rows={
+            "layers.*": rows,
+            **dict.fromkeys([*understanding, "layers.*.mlp"], size.text),
+            **dict.fromkeys(["proj_in", "proj_out", "time_embedder"], rows),
+        },
+        attentions=(Attention(attention, rows, rows + size.text), Attention(attention, size.text, size.text)),
     )
 
 
