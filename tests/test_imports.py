@@ -25,7 +25,7 @@ HEAVY_MODELS = ("models/meta.py", "models/noise.py")
 # These answer at once, so the heavy imports they need stand inside functions.
 LIGHT = [
     *PURE,
-    *_sources("__init__.py", "cli/", "checkpoint/index.py", "engine/request.py"),
+    *_sources("__init__.py", "cli/", "checks/", "checkpoint/index.py", "engine/request.py"),
     *(name for name in _sources("models/") if name.count("/") == 1 and name not in HEAVY_MODELS),
     *_sources("models/cosmos3/__init__.py"),
 ]

@@ -140,6 +140,12 @@ def test_experts_are_paired_one_by_one() -> None:
     assert "give blocks.*.ff.experts.*.w2 rowwise" in problem.fix
 
 
+def test_a_wildcard_over_layers_is_no_block() -> None:
+    layers: dict[str, Shape] = {"up.0.weight": (8, 6), "up.1.weight": (8, 6), "down.weight": (6, 8)}
+    plan: dict[str, object] = {"up.*": "colwise", "down": "rowwise"}
+    assert len(resolve(skeleton(layers), Layout(tp=2), plan=plan).shards) == 3
+
+
 def test_an_optional_row_on_some_blocks_leaves_the_others_unjoined() -> None:
     model = skeleton(blocks(1, {"up.weight": (8, 6), "down.weight": (6, 8)}) | {"blocks.1.up.weight": (8, 6)})
     with pytest.raises(PlanError, match=r"blocks\.\*\.up is split by columns, and no row split takes"):

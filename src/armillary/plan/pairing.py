@@ -89,7 +89,9 @@ def pairing_problems(
     """
     pairing = _Pairing(skeleton, styles)
     faults: dict[tuple[str, str], Problem] = {}
-    for scope in scopes_of(_splits(skeleton, styles, cuts), _edges(matches)):
+    # a list of layers, not of blocks, is no edge: its layers meet their partners outside
+    edges = _edges(matches) - styles.keys()
+    for scope in scopes_of(_splits(skeleton, styles, cuts), edges):
         for path, problem in pairing.faults(scope):
             faults.setdefault((problem.rule, pairing.key(path)), problem)
     yield from faults.values()
