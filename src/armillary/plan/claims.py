@@ -43,24 +43,21 @@ def claim_modules(skeleton: Skeleton, plan: ParallelPlan, problems: list[Problem
 
 
 def _strange_files(skeleton: Skeleton, plan: ParallelPlan, matches: Mapping[str, Match]) -> Iterator[Problem]:
-    """Sources of several keys of which not one names a module: one line, not one for every key."""
+    """Files of several keys of which not one names a module: one line, not one for every key."""
     keys: dict[str, list[str]] = {}
     for key, source in plan.sources.items():
-        keys.setdefault(source.rpartition(":")[0] or source, []).append(key)
+        if source != "plan":
+            keys.setdefault(source.rpartition(":")[0] or source, []).append(key)
     for source, theirs in keys.items():
         found = any(matches[key].paths or _one_slip_away(key, skeleton) for key in theirs)
         required = any(not isinstance(plan.entries[key], Optional) for key in theirs)
         if len(theirs) > 1 and required and not found:
             yield Problem(
                 "plan-class",
-                f"none of the {len(theirs)} keys of {_source_name(source)} names a module of "
+                f"none of the {len(theirs)} keys of {source} names a module of "
                 f"{skeleton.model_class}, not even nearly: {theirs[0]}, {theirs[1]}, ...",
                 f"it seems to be a plan for another class; write one for {skeleton.model_class}",
             )
-
-
-def _source_name(source: str) -> str:
-    return "the plan" if source == "plan" else source
 
 
 def _key_problems(skeleton: Skeleton, plan: ParallelPlan, matches: Mapping[str, Match]) -> Iterator[Problem]:
