@@ -9,6 +9,9 @@ from armillary.layout import Layout
 
 GB = 1e9
 
+PCIE = 64
+"""GB/s in one direction: a card with no faster link has no NVLink."""
+
 HOST_BYTES_TO_MENTION = 256 * GB
 """Of all ranks together: more than a small server has."""
 
@@ -26,8 +29,17 @@ def advise_on(
     if best:
         lines += [*_unused(devices, best), *_axes(best, options), *_places(best, options)]
         lines += [*_host(best, options), *_more(best, devices, doublings)]
+    if best and best.layout.tp > 1 and question.engine.factors.reduce < 1 and question.gpu.link <= PCIE:
+        lines.append(
+            "the published times leave little of tp's all-reduces to see, which over PCIe cannot be (see "
+            "docs/advisor.md): do not count on this one, and prefer cfg and Ulysses"
+        )
     if question.model.facts and not question.model.vae:
         lines.append("the VAE's decode of this family is not counted, in time or in memory")
+    if question.model.dtype == "float32":
+        lines.append(
+            "the times are those of half precision: float32 has lower rates and takes several times as long"
+        )
     if not question.engine.measured:
         lines.append(
             f"{question.engine.title} has not been measured on this card: its times come from the engines "

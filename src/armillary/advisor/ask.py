@@ -152,11 +152,11 @@ def _question(model: str, gpu: Gpu, engine: str, request: Mapping[str, Any], dty
     with refusals.collect():
         found = find_model(model, dtype)
     with refusals.collect():
-        usual = {"mode": found.facts.mode} if found and found.facts else {}
+        usual = {"mode": found.mode} if found and found.mode else {}
         asked = GenerationRequest.parse({"prompt": "...", **usual, **request})
-        if found and found.facts and asked.mode != found.facts.mode:
-            why = f"{found.name} does {found.facts.mode}, not {asked.mode}"
-            raise RequestError(Problem("mode", why, f"use {found.facts.mode}"))
+        if found and found.facts and asked.mode != found.mode:
+            why = f"{found.name} does {found.mode}, not {asked.mode}"
+            raise RequestError(Problem("mode", why, f"use {found.mode}"))
         if found:
             filled = complete(_with_input(asked), found.abilities)
     refusals.raise_if_any()

@@ -121,7 +121,7 @@ def _request_flags(question: Question, given: Mapping[str, Any]) -> list[str]:
 
 def _own_flags(question: Question, option: Option) -> list[str]:
     flags = [*_degree_flags(option.layout), *_residency_flags(option.residency)]
-    return flags if question.model.dtype == "bfloat16" else [*flags, "--dtype", question.model.dtype]
+    return [*flags, "--dtype", question.model.dtype] if question.model.dtype_given else flags
 
 
 def _degree_flags(layout: Layout) -> list[str]:

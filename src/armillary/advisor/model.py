@@ -45,6 +45,10 @@ class Model:
     """In which a generation computes."""
     folder: Path | None = None
     """Where a checkpoint's own headers are, which know every tensor's dtype."""
+    dtype_given: bool = False
+    """It was asked for, and is not only how the weights are stored."""
+    mode: str | None = None
+    """What it is made for, where it is made for one mode."""
     facts: Facts | None = None
     """Of a model that Armillary splits but does not generate with; None for Cosmos 3."""
     _decodes: dict[tuple[int, int, int], Decode] = field(default_factory=dict, repr=False, compare=False)
@@ -115,8 +119,13 @@ def find_model(name: str, dtype: str | None = None) -> Model:
 
     Raises `CheckpointError` for one that is none of them, with the nearest known names.
     """
+    return replace(_find(name, dtype), dtype_given=dtype is not None)
+
+
+def _find(name: str, dtype: str | None) -> Model:
     if is_here(name):
-        return _of_folder(locate(name), dtype)
+        # by the name that was typed, so that a command finds it again
+        return replace(_of_folder(locate(name), dtype), name=name)
     if shipped := _shipped(name, dtype):
         return shipped
     if cached := _cached(name):
@@ -177,7 +186,16 @@ def _shipped(name: str, dtype: str | None) -> Model | None:
         distilled=entry["distilled_steps"] is not None,
         distilled_steps=entry["distilled_steps"],
     )
-    return Model(known, config["_class_name"], config, vae, able, entry["source"], dtype or "bfloat16")
+    return Model(
+        name=known,
+        model_class=config["_class_name"],
+        config=config,
+        vae=vae,
+        abilities=able,
+        source=entry["source"],
+        dtype=dtype or "bfloat16",
+        mode=entry["mode"],
+    )
 
 
 def _of_family(name: str, dtype: str | None) -> Model | None:
@@ -200,6 +218,7 @@ def _of_family(name: str, dtype: str | None) -> Model | None:
         abilities=able,
         source=entry["source"],
         dtype=dtype or "bfloat16",
+        mode=entry["mode"],
         facts=facts_of(entry),
     )
 

@@ -31,8 +31,6 @@ class Facts:
     """Parameters of the other components, which are loaded beside it."""
     embedded_guidance: bool
     """Guidance is an input, or baked in: there is one branch."""
-    mode: str
-    """The one it generates in."""
 
 
 @cache
@@ -56,7 +54,6 @@ def facts_of(entry: Mapping[str, Any]) -> Facts:
         text_rows=entry["text_rows"],
         others=entry["others"],
         embedded_guidance=entry["embedded_guidance"],
-        mode=entry["mode"],
     )
 
 
