@@ -15,6 +15,7 @@ from typing import Any, cast
 from armillary.checkpoint.dtypes import BY_NAME, DType
 from armillary.errors import CheckpointError, PlanError, Problem, Refusals, list_choices
 from armillary.layout import Layout
+from armillary.models.attentions import undescribed_heads
 from armillary.models.family import Family
 from armillary.plan.declared import declared_plan
 from armillary.plan.draft import EXAMPLE, drafted
@@ -148,10 +149,11 @@ def held_dtype(name: str, dtype: DType, fp32_modules: Collection[str]) -> DType:
 
 
 def skeleton_of(model: Any) -> Skeleton:
-    """The skeleton of a live or meta model, with the head facts of its family."""
+    """The skeleton of a live or meta model, with the head facts of its family, or those of its modules."""
     skeleton = replace(Skeleton.of_model(model), declared=declared_plan(model))
-    family = family_of(model)
-    return with_facts(skeleton, family) if family else skeleton
+    if family := family_of(model):
+        return with_facts(skeleton, family)
+    return replace(skeleton, heads=tuple(undescribed_heads(model)))
 
 
 def with_facts(skeleton: Skeleton, family: Family) -> Skeleton:

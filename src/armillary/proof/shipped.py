@@ -49,7 +49,7 @@ class Row:
         report = self.report
         where = "" if report.ok else f"  NOT OK: {report.first_divergence or 'see the weights'}"
         return (
-            f"{self.case.label:44} {report.layout!s:12} {report.relative_l2:.1e} of {report.tolerance:.1e}  "
+            f"{self.case.label:48} {report.layout!s:12} {report.relative_l2:.1e} of {report.tolerance:.1e}  "
             f"{report.split_fraction:6.1%} split{where}"
         )
 
@@ -74,7 +74,7 @@ class Skipped:
 
     def line(self) -> str:
         """As `armillary verify --all` prints it."""
-        return f"{self.case.label:44} {self.layout!s:12} skipped: {self.why}"
+        return f"{self.case.label:48} {self.layout!s:12} skipped: {self.why}"
 
 
 def verify_all(
