@@ -12,10 +12,11 @@ from typing import Any
 
 from armillary.checkpoint.index import read_object
 from armillary.checkpoint.locate import is_here, locate, locate_configs
+from armillary.checks.hub import read_hub_index
 from armillary.checks.report import CheckReport, Held, Rule, Variant, style_text
 from armillary.errors import ArmillaryError, CheckpointError, PlanError, Problem, Refusals
 from armillary.layout import Layout
-from armillary.models.described import class_named_in, describe
+from armillary.models.described import class_named_in, describe, describe_index
 from armillary.models.registry import families, family_of, merged_plan, no_plan, skeleton_for
 from armillary.parallel.degrees import refuse_residency
 from armillary.plan.context import context_to_json
@@ -78,15 +79,22 @@ def _model(checkpoint: str | Path, subfolder: str | None) -> tuple[Path, Skeleto
     folder = locate(top, subfolder)
     if here or any(folder.glob("*.safetensors")):
         found = describe(folder).skeleton
-        known = family_of(found.model_class) is not None
-        return folder, found if known else replace(found, heads=inferred_heads(found))
-    # of a hub repo only the configs are fetched: they say the same where the class is known
-    config = read_object(folder / "config.json")
-    name = class_named_in(config, folder)
-    if family_of(name) is None:
-        what = f"{checkpoint} is not on this machine, and {name} is no class that its config describes"
-        raise CheckpointError(Problem("checkpoint-headers", what, "download it and name the folder"))
-    return folder, skeleton_for(name, config, dtype="bfloat16")
+    else:
+        found = _on_hub(str(checkpoint), top.name, subfolder, folder)
+    known = family_of(found.model_class) is not None
+    return folder, found if known else replace(found, heads=inferred_heads(found))
+
+
+def _on_hub(repo: str, revision: str, subfolder: str | None, folder: Path) -> Skeleton:
+    """By the headers of a hub repo; where they cannot be read, by a config that tells all parameters."""
+    try:
+        return describe_index(read_hub_index(repo, revision, subfolder, folder)).skeleton
+    except CheckpointError as error:
+        config = read_object(folder / "config.json")
+        name = class_named_in(config, folder)
+        if not hasattr(family_of(name), "parameters") or error.problems[0].rule != "checkpoint-headers":
+            raise
+        return skeleton_for(name, config, dtype="bfloat16")
 
 
 def _report(
