@@ -25,7 +25,7 @@ class Flag:
         """The keyword parameter that typer makes the flag from; None when the flag is not given."""
         kind: Any = bool if self.metavar is None else str | None
         option = typer.Option(
-            f"--{name.replace('_', '-')}", help=self.help, metavar=self.metavar, rich_help_panel=panel
+            f"--{name.replace('_', '-')}", help=self.help, metavar=self.metavar or " ", rich_help_panel=panel
         )
         return inspect.Parameter(
             name,
@@ -69,7 +69,8 @@ RESIDENCY = {
     "offload_to": Flag("Where: host memory or the checkpoint on disk.", "host|disk"),
     "offload_prefetch": Flag("Blocks that are read ahead."),
     "offload_resident_layers": Flag("The first blocks, which stay on the device."),
-    "evict": Flag("What only the prompt needs leaves the device after it.", None),
+    "evict": Flag("What only the prompt needs leaves the device after it, as on a crowded one.", None),
+    "no_evict": Flag("It stays, also on a crowded device.", None),
 }
 """Where the weights live; left out, on the device."""
 
@@ -118,7 +119,11 @@ def residency_of(flags: Mapping[str, Any]) -> dict[str, Any]:
         "prefetch": flags["offload_prefetch"] and _whole(flags["offload_prefetch"]),
         "resident_layers": flags["offload_resident_layers"] and _whole(flags["offload_resident_layers"]),
     }
-    return {name: value for name, value in wanted.items() if value is not None}
+    if flags["evict"] and flags["no_evict"]:
+        raise typer.BadParameter("--evict and --no-evict contradict each other")
+    given = {name: value for name, value in wanted.items() if value is not None}
+    # said to be off, which is not the same as left open
+    return given | {"evict": None} if flags["no_evict"] else given
 
 
 def time_limit(seconds: float) -> float:

@@ -67,7 +67,8 @@ def generate(
         checkpoint: a folder or hub id in the published layout.
         layout: the degrees; a mapping of axis to degree is taken too.
         dtype: torch's name of a dtype; None takes the one in which most of the transformer is stored.
-        residency: where the weights of the blocks live; None: on the device.
+        residency: where the weights of the blocks live, a `Residency` or fields of it; where they leave
+            `evict` open, what only the prompt needs leaves a device that it would crowd.
         output: .mp4, .png, .jpg or .npz; None gives the arrays back instead.
         step_timeout: seconds after which a rank that shows no progress has stalled.
         init_timeout: the same for the time until every rank is ready.
@@ -108,8 +109,10 @@ def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     # under torchrun every process has drawn a seed of its own where none was asked for
     request = replace(request, seed=mesh.everyone.share(request.seed)[0])
     payload = {**payload, "request": request.to_json()}
+    payload["residency"] = mesh.everyone.share(payload["residency"])[0]  # of memory that another may not have
     if mesh.is_first:
-        print(f"seed {request.seed}  {payload['dtype']}  {mesh.layout}", file=sys.stderr, flush=True)
+        evicts = "  prompt weights leave the device" if payload["residency"]["evict"] else ""
+        print(f"seed {request.seed}  {payload['dtype']}  {mesh.layout}{evicts}", file=sys.stderr, flush=True)
     mesh.everyone.agree("what to do", {key: payload[key] for key in ("request", "layout", "dtype")})
     resident = Resident.load(payload, request, rank, mesh)
     steps = request.num_inference_steps

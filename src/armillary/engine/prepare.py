@@ -13,6 +13,7 @@ from typing import Any
 from armillary.checkpoint.index import read_index, read_object
 from armillary.checkpoint.locate import is_here, locate, locate_configs
 from armillary.engine.abilities import Abilities, abilities
+from armillary.engine.eviction import is_open, with_eviction
 from armillary.engine.launch import rank_problems
 from armillary.engine.media import check_output, probe_media
 from armillary.engine.request import CompleteRequest, GenerationRequest, complete
@@ -63,7 +64,8 @@ def prepare(
 ) -> Job:
     """Check a generation against configs, tensor headers and its input files.
 
-    With `here` this machine must also have the devices (which imports torch; nothing else does).
+    With `here` this machine must also have the devices (which imports torch; nothing else does), and where
+    `residency` leaves eviction open, its memory decides.
 
     Raises `ArmillaryError` with every problem at once: of the request, the files it names, the output,
     the checkpoint, the layout and the dtype.
@@ -93,6 +95,8 @@ def prepare(
     assert described is not None, "and a checkpoint"
     assert degrees is not None, "and a layout"
     assert resolved is not None, "and its shards"
+    if here and is_open(residency):
+        home = with_eviction(home, folder, filled, degrees, main_dtype(described))
     return Job(
         request=filled,
         folder=folder,

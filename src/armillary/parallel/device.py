@@ -48,6 +48,14 @@ def device_for(local_rank: int) -> torch.device:
     return device
 
 
+def device_memory(ranks: int) -> int:
+    """Bytes of the smallest of the first `ranks` CUDA devices, asked of the driver without a context."""
+    import torch
+
+    count = min(ranks, torch.cuda.device_count())
+    return min(torch.cuda.get_device_properties(number).total_memory for number in range(count))
+
+
 def backend() -> Literal["nccl", "gloo"]:
     """The torch.distributed backend for `device_type()`."""
     return "nccl" if device_type() == "cuda" else "gloo"
