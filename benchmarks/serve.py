@@ -49,6 +49,7 @@ class Client:
     def run(self, fields: dict[str, Any]) -> str:
         """Run a job to its end; its id."""
         job: str = self.ask("POST", "/v1/videos", fields)["id"]
+        time.sleep(0.3)
         while self.ask("GET", f"/v1/videos/{job}")["status"] in ("queued", "in_progress"):
             time.sleep(0.1)
         return job

@@ -222,7 +222,8 @@ def main(arguments: list[str]) -> int:
     die_with_parent(parent)
     log_libraries()
     settings = Settings.read(run)
-    engine = Engine(settings, JobStore(settings.database), Link.inherited(link))
+    # what this process writes and a power cut takes back is only done again
+    engine = Engine(settings, JobStore(settings.database, durable=False), Link.inherited(link))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, engine.stop)
     return engine.run()

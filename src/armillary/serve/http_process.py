@@ -6,6 +6,7 @@ the data folder, and the listening socket.
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -32,15 +33,17 @@ def main(arguments: list[str]) -> None:
     log_libraries()
     settings = Settings.read(run)
     app = make_app(Desk(settings, JobStore(settings.database), Link.inherited(link)))
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
-        fd=port,
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
         timeout_keep_alive=_KEPT_SECONDS,
     )
+    # not by `fd=`, which takes every socket for a Unix one: asyncio would then leave Nagle's algorithm on, and
+    # every answer on a kept connection would wait 40 ms for the client's delayed acknowledgement
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=port)])
 
 
 if __name__ == "__main__":

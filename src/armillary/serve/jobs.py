@@ -107,9 +107,10 @@ class QueueFullError(Exception):
 class JobStore:
     """The jobs of one data folder. Safe to use from several threads and processes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        """`durable`: what is written survives a power cut, not only the end of every process."""
         self._reading = create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
-        event.listen(self._reading, "connect", _set_up)
+        event.listen(self._reading, "connect", _set_up_durable if durable else _set_up)
         event.listen(self._reading, "begin", _begin)
         self._writing = self._reading.execution_options(begin="BEGIN IMMEDIATE")
         with self._writing.begin() as connection:
@@ -330,7 +331,12 @@ def _unlink_upload(job: Job) -> None:
 def _set_up(connection: Any, _: object) -> None:
     connection.isolation_level = None  # `_begin` says how a transaction begins
     connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")  # what was acknowledged survives a power cut
+    connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _set_up_durable(connection: Any, _: object) -> None:
+    _set_up(connection, _)
+    connection.execute("PRAGMA synchronous=FULL")
 
 
 def _begin(connection: Connection) -> None:
