@@ -89,6 +89,7 @@ def test_what_a_file_says_serves_as_overrides_and_as_the_plan(tmp_path: Path) ->
         ("plan.yaml", "", "plan.yaml is not an object of module paths and styles"),
         ("plan.yaml", "a: &x colwise\nb: *x\n", "plan.yaml has YAML aliases"),
         ("plan.yaml", "3: colwise\n", "plan.yaml:1: the key '3' is not text"),
+        ("plan.yaml", "a: colwise\n? [b]\n: colwise\n", "plan.yaml:2: the key (sequence) is not text"),
         (
             "plan.json",
             '{"a": "colwise",\n"a": "rowwise"}',

@@ -94,7 +94,7 @@ class _Reader:
             what = f"{self._path} is not an object of module paths and styles"
             self.problems.append(Problem("plan-form", what, 'write {"layers.*.mlp.up_proj": "colwise"}'))
             return {}
-        members = {key.value: value for key, value in root.value}
+        members = {key.value if key.id == "scalar" else "": value for key, value in root.value}
         if not members.keys() <= {*SECTIONS} or all(node.id != "mapping" for node in members.values()):
             return dict(self._entries(root, self.lines["tensor"]))
         return {
@@ -108,7 +108,8 @@ class _Reader:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.tag != "tag:yaml.org,2002:str":
-                what = f"{self._path}:{line}: the key {key.value!r} is not text"
+                name = repr(key.value) if key.id == "scalar" else f"({key.id})"
+                what = f"{self._path}:{line}: the key {name} is not text"
                 self.problems.append(Problem("plan-key", what, "write a dotted path, in quotes if need be"))
             elif key.value in lines:
                 what = f"{self._path}:{line}: the key {key.value!r} stands in line {lines[key.value]} already"
