@@ -82,4 +82,4 @@ def test_other_axes_engines_and_modes_are_refused_with_the_reason() -> None:
         {"residency": {"offload": "host"}},
     ):
         with pytest.raises(ArmillaryError):
-            ask("FLUX.1-dev", h100, **arguments)  # type: ignore[arg-type]
+            ask("FLUX.1-dev", h100, **arguments)

@@ -12,7 +12,10 @@ from armillary.checkpoint.memory import PIECE, Resident
 def test_it_grows_in_pieces_up_to_the_block() -> None:
     block = torch.empty(2 * PIECE + 100, dtype=torch.uint8)
     resident = Resident(block.data_ptr(), block.nbytes)
-    ends = [(resident.extend(PIECE), resident.end)[1] for _ in range(4)]
+    ends = []
+    for _ in range(4):
+        resident.extend(PIECE)
+        ends.append(resident.end)
     assert ends == [PIECE, 2 * PIECE, block.nbytes, block.nbytes]
 
 

@@ -199,9 +199,11 @@ def on_ranks_planted_faults_are_far_off(world: World) -> None:
 class CountsTextOncePerRank(Context):
     """What a released peer does."""
 
-    def attention(self, query: Any, key: Any, value: Any, prefix: Any, rows: Any, attend: Any) -> Any:
+    def attention(
+        self, query: Any, key: Any, value: Any, prefix: Any, rows: Any, attend: Any, **others: Any
+    ) -> Any:
         copies = tuple(part.repeat(self.size, 1, 1) for part in prefix)
-        return super().attention(query, key, value, copies, rows, attend)
+        return super().attention(query, key, value, copies, rows, attend, **others)
 
 
 def on_ranks_bytes_on_the_wire_are_those_of_the_formula(world: World) -> None:
