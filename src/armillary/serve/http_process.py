@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> None:
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
         timeout_keep_alive=_KEPT_SECONDS,
     )
-    # not by `fd=`, which takes every socket for a Unix one: asyncio would then leave Nagle's algorithm on, and
-    # every answer on a kept connection would wait 40 ms for the client's delayed acknowledgement
+    # not by `fd=`, which takes every socket for a Unix one: asyncio would leave Nagle's algorithm on, and
+    # an answer on a kept connection would wait 40 ms for the client's delayed acknowledgement
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=port)])
 
 
