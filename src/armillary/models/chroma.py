@@ -74,7 +74,7 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "hidden_states": noise(2, 9, config["in_channels"]),
         "encoder_hidden_states": noise(2, 5, config["joint_attention_dim"]),
-        "timestep": torch.tensor([0.7, 0.3]),
+        "timestep": torch.tensor([0.5, 0.25]),
         "img_ids": torch.cartesian_prod(torch.zeros(1), torch.arange(3.0), torch.arange(3.0)),
         "txt_ids": torch.zeros(5, 3),
         "attention_mask": shown,

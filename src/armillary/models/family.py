@@ -39,7 +39,11 @@ class Family(Protocol):
         ...
 
     def inputs(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of one small forward, the same at every call; float32 noise. Imports torch."""
+        """Arguments of one small forward, the same at every call; float32 noise. Imports torch.
+
+        Timesteps and guidance are numbers that bfloat16 holds, also where the class multiplies them by 1000:
+        rounding one moves every angle of its embedding, which hides all that a proof in bfloat16 looks for.
+        """
         ...
 
     def fused(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[int, tuple[int, ...]]]:

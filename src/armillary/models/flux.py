@@ -101,8 +101,8 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_states": noise(2, 9, config["in_channels"]),
         "encoder_hidden_states": noise(2, 5, config["joint_attention_dim"]),
         "pooled_projections": noise(2, config["pooled_projection_dim"]),
-        "timestep": torch.tensor([0.7, 0.3]),
+        "timestep": torch.tensor([0.5, 0.25]),
         "img_ids": grid,
         "txt_ids": torch.zeros(5, 3),
-        "guidance": torch.tensor([3.5, 2.0]) if config["guidance_embeds"] else None,
+        "guidance": torch.tensor([4.0, 2.0]) if config["guidance_embeds"] else None,
     }

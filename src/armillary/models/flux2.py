@@ -109,8 +109,8 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "hidden_states": noise(2, 9, config["in_channels"]),
         "encoder_hidden_states": noise(2, 5, config["joint_attention_dim"]),
-        "timestep": torch.tensor([0.7, 0.3]),
+        "timestep": torch.tensor([0.5, 0.25]),
         "img_ids": where,
         "txt_ids": torch.cat([torch.zeros(5, 3), torch.arange(5.0)[:, None]], dim=1),
-        "guidance": torch.tensor([3.5, 2.0]) if config["guidance_embeds"] else None,
+        "guidance": torch.tensor([4.0, 2.0]) if config["guidance_embeds"] else None,
     }

@@ -131,5 +131,5 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
         "encoder_hidden_states": noise(2, 5, config["text_embed_dim"]),
         "encoder_attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
         "pooled_projections": noise(2, config["pooled_projection_dim"]),
-        "guidance": torch.tensor([6000.0, 1000.0]) if config["guidance_embeds"] else None,
+        "guidance": torch.tensor([4000.0, 1000.0]) if config["guidance_embeds"] else None,
     }

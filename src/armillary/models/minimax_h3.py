@@ -106,7 +106,7 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_states": noise(1, video, config["in_channels"] * frames * height * width),
         "audio_hidden_states": noise(1, audio, config["audio_in_channels"]),
         "encoder_hidden_states": noise(1, text, config["text_dim"]),
-        "timestep": torch.tensor([0.0, 0.7, 0.3]),
+        "timestep": torch.tensor([0.0, 0.5, 0.25]),
         "timestep_indices": torch.tensor([0] * (text + given) + [1] * noisy + [2] * audio),
         "token_tags": torch.tensor([1] * text + [0] * video + [2] * audio),
         "position_ids": torch.stack([rows // 6, rows // 3 % 2, rows % 3], dim=1),

@@ -83,7 +83,7 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_states": noise(2, 6 + 4, config["in_channels"]),
         "encoder_hidden_states": noise(2, 5, config["joint_attention_dim"]),
         "encoder_hidden_states_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
-        "timestep": torch.tensor([0.7, 0.3]),
+        "timestep": torch.tensor([0.5, 0.25]),
         "img_shapes": [[(1, 2, 3), (1, 2, 2)]] * 2,
     }
     if config["use_additional_t_cond"]:

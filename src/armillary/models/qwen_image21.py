@@ -71,7 +71,7 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_states": noise(2, 4 + 16, config["in_channels"]),
         "encoder_hidden_states": noise(2, 5, config["context_in_dim"]),
         "encoder_hidden_states_mask": torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 1, 1]]),
-        "timestep": torch.tensor([0.7, 0.3]),
+        "timestep": torch.tensor([0.5, 0.25]),
         "img_shapes": [[in_prompt, drawn]] * 2,
         "img_mask": torch.tensor(slots),
     }

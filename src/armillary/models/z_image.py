@@ -106,7 +106,7 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
     channels, text = config["in_channels"], config["cap_feat_dim"]
     pictures = [noise(channels, 1, 4, 6), noise(channels, 1, 4, 4)]
     prompts = [noise(5, text), noise(40, text)]
-    given: dict[str, Any] = {"x": pictures, "t": torch.tensor([0.7, 0.3]), "cap_feats": prompts}
+    given: dict[str, Any] = {"x": pictures, "t": torch.tensor([0.5, 0.25]), "cap_feats": prompts}
     if config["siglip_feat_dim"]:
         given["x"] = [[noise(channels, 1, 4, 4), picture] for picture in pictures]
         given["cap_feats"] = [[noise(3, text), prompt] for prompt in prompts]
