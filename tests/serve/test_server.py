@@ -170,13 +170,14 @@ def test_what_was_waited_for_is_not_kept(server: Server) -> None:
 
 
 def test_a_kept_connection_is_answered_at_once(server: Server) -> None:
+    seconds = []
     with httpx.Client(base_url=server.url) as client:
-        client.get("/v1/models")
-        started = time.monotonic()
-        for _ in range(50):
+        for _ in range(60):
+            started = time.monotonic()
             client.get("/v1/models")
-    # with Nagle's algorithm against delayed acknowledgements it would be 2 s, however idle the machine
-    assert time.monotonic() - started < 1.5
+            seconds.append(time.monotonic() - started)
+    # Nagle's algorithm against delayed acknowledgements makes it 40 ms, however idle the machine
+    assert sorted(seconds)[20] < 0.035
 
 
 def test_metrics_count_jobs_and_memory(server: Server) -> None:
