@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from armillary.errors import LayoutError, PlanError, Problem, list_choices
+from armillary.errors import ArmillaryError, LayoutError, PlanError, Problem, list_choices
 from armillary.layout import Layout
 from armillary.models.registry import known_classes
 from armillary.models.tiny_cases import TinyCase, tiny_cases
@@ -92,7 +92,8 @@ def verify_all(
         model_class: only this one.
 
     Raises:
-        PlanError: `model_class` is not registered.
+        PlanError: `model_class` is not registered, or a shipped plan does not fit its own models.
+        LayoutError: no model can do any of the layouts.
         EngineError: a rank raised, died or stalled; the error names the model.
     """
     timeouts = {"step_timeout": step_timeout, "init_timeout": init_timeout}
@@ -105,10 +106,19 @@ def verify_all(
             for tiny, folder in models:
                 try:
                     fitting.append((tiny, *prepare(folder, layout, Asked(request={}, dtype=dtype))))
-                except LayoutError as error:
-                    skipped.append(Skipped(tiny, layout, str(error)))
+                except (LayoutError, PlanError) as error:
+                    if not _is_of_the_layout(error):
+                        raise
+                    skipped.append(Skipped(tiny, layout, "; ".join(map(str, error.problems))))
             rows += _prove(fitting, Path(scratch) / f"run-{number}", timeouts)
+    if not rows:
+        raise LayoutError(Problem("nothing-proven", f"{one.case.label}: {one.why}") for one in skipped)
     return rows, skipped
+
+
+def _is_of_the_layout(error: ArmillaryError) -> bool:
+    """Whether a model is only not for such a layout; a shipped tensor plan that does not fit is a fault."""
+    return isinstance(error, LayoutError) or all(p.rule.startswith("context-") for p in error.problems)
 
 
 def _prove(
