@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 
 from armillary.layout import Layout
+from armillary.residency import Residency
 from armillary.serve.settings import Settings
 
 _GIB = 2**30
@@ -23,12 +24,11 @@ def startup_table(settings: Settings, *, weights: Sequence[int], memory: Sequenc
     payload = settings.payload
     table.add_row("model", f"{settings.checkpoint} as {', '.join(settings.names)}")
     table.add_row("layout", f"{Layout(**payload['layout'])}, {payload['dtype']}")
+    moves = Residency(**payload["residency"]).moves
     for rank, (held, all_of_it) in enumerate(zip(weights, memory, strict=True)):
-        predicted = settings.predicted_bytes[rank]
-        table.add_row(
-            f"rank {rank}",
-            f"weights {_shown(held)} (predicted {_shown(predicted)}), in all {_shown(all_of_it)}",
-        )
+        shards = _shown(settings.predicted_bytes[rank])
+        predicted = f"of {shards}, the rest elsewhere" if moves else f"predicted {shards}"
+        table.add_row(f"rank {rank}", f"weights {_shown(held)} ({predicted}), in all {_shown(all_of_it)}")
     media = "uploads only"
     if settings.allowed_local_media_path is not None:
         media += f"; files under {settings.allowed_local_media_path} are not served by this version"
