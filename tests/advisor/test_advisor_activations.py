@@ -1,18 +1,17 @@
 """The peak of a step as the advisor estimates it, beside what the allocator counts."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from armillary.advisor.memory import exchange_bytes
 from armillary.layout import Layout
 from armillary.models.cosmos3.cost import LayerShape, step_bytes
 from armillary.models.cosmos3.tiny import TinyOptions, write_tiny
 from armillary.parallel.load import load
+from live_bytes import measured
 from packed_forward import Packed
 from rank_cases import Told, World, cases_of, run_cases
 
@@ -47,19 +46,6 @@ SHAPES: dict[str, tuple[Shape, Layout]] = {
     "ring": ((sized(128, 8, 2, 16, 384, layers=2), (4, 16, 16), 32), Layout(ring=2)),
     "cfg": ((sized(96, 8, 2, 12, 256, layers=2), (4, 16, 16), 32), Layout(cfg=2)),
 }
-
-
-def measured(forward: Callable[[], object]) -> int:
-    """The most bytes that were live at once, of those allocated meanwhile."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
-        forward()
-    events = told.profiler.kineto_results.events()
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    live = peak = 0
-    for _, change in changes:
-        live += change
-        peak = max(peak, live)
-    return peak
 
 
 def estimated(shape: Shape, layout: Layout) -> int:

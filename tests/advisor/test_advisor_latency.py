@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from armillary.advisor.ask import ask
+from armillary.advisor.ask import ask, question_about
 from armillary.advisor.engines import ENGINES
 from armillary.advisor.hardware import GPUS, Gpu
 from armillary.advisor.latency import sustained
 from armillary.advisor.option import Option
+from armillary.layout import Layout
+from armillary.residency import Residency
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "cosmos3_latency.csv"
 CARDS = {
@@ -44,13 +46,9 @@ def cells(engine: str) -> Iterator[Mapping[str, str]]:
 def test_published_videos_are_met(engine: str, count: int) -> None:
     errors = []
     for cell in cells(engine):
-        option = judged(
-            cell["model"],
-            GPUS[CARDS[cell["gpu"]]],
-            engine=engine.lower(),
-            layout={"tp": int(cell["gpus"])},
-            request={"size": SIZES[cell["resolution"]]},
-        )
+        request = {"size": SIZES[cell["resolution"]]}
+        question = question_about(cell["model"], GPUS[CARDS[cell["gpu"]]], engine.lower(), request)
+        option = question.evaluate(Layout(tp=int(cell["gpus"])), Residency())
         errors.append(abs(option.latency.seconds / float(cell["seconds"]) - 1))
     assert len(errors) == count
     assert statistics.median(errors) <= 0.10

@@ -12,6 +12,7 @@ from armillary.advisor.memory import DIVIDED_FROM
 from armillary.advisor.model import find_model
 from armillary.advisor.vae import decode_cost, weight_count
 from armillary.parallel.vae import WORTHWHILE_PIXELS
+from live_bytes import measured
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "cosmos 3": find_model("nvidia/Cosmos3-Nano").vae,
@@ -33,6 +34,18 @@ def test_operations_are_those_of_the_real_decoder(name: str, latents: tuple[int,
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         vae.decode(torch.zeros(1, vae.config.z_dim, *latents, device="meta"))
     assert decode_cost(CONFIGS[name], latents, 2).operations == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("dim", "latents"), [(32, (3, 12, 12)), (24, (4, 8, 20))])
+def test_the_peak_of_a_decode_is_met(dim: int, latents: tuple[int, int, int]) -> None:
+    settings = {**CONFIGS["cosmos 3"], "base_dim": 8, "decoder_base_dim": dim}
+    del settings["_class_name"]
+    # in half precision: in float32 the CPU's convolution unfolds its input, which no GPU does
+    vae = AutoencoderKLWan(**settings).eval().to(torch.bfloat16)
+    with torch.no_grad():
+        peak = measured(lambda: vae.decode(torch.zeros(1, 48, *latents, dtype=torch.bfloat16)))
+    told = decode_cost(settings, latents, 2)
+    assert told.working_bytes + 2 * told.clip_bytes == pytest.approx(peak, rel=0.15)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -87,7 +87,7 @@ def ask(
     with refusals.collect():
         home = Residency(**residency) if residency else None
     with refusals.collect():
-        question = _question(model, gpu, engine, request or {}, dtype)
+        question = question_about(model, gpu, engine, request or {}, dtype)
     refusals.add(RequestError, _count_problems(counts, nodes, degrees))
     if question and home:
         refusals.add(LayoutError, residency_problems(question.engine, home))

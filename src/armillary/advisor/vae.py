@@ -27,6 +27,9 @@ DEFAULTS: Mapping[str, Any] = {
 _CACHED_FRAMES = 2
 """That every causal convolution keeps of what came before."""
 
+_UNPADDED, _PADDED = 4, 2
+"""Tensors that are live at the widest place; counted at the allocator."""
+
 
 @dataclass(frozen=True)
 class Conv:
@@ -61,8 +64,9 @@ class Decode:
 def decode_cost(config: Mapping[str, Any], latents: tuple[int, int, int], itemsize: int) -> Decode:
     """Operations and peak of decoding latents of (frames, height, width), frame by frame with caches.
 
-    At work are every causal convolution's cached frames, and six tensors of the widest place for the frames
-    that one latent frame becomes. The clip is there twice whenever new frames are joined to it.
+    At work are every causal convolution's cached frames, and for the frames that one latent frame becomes at
+    the widest place, four tensors and two that are padded by cached frames. The clip is there twice whenever
+    new frames are joined to it.
     """
     c = {**DEFAULTS, **config}
     convs = list(_decoder(c, *latents))
@@ -70,18 +74,21 @@ def decode_cost(config: Mapping[str, Any], latents: tuple[int, int, int], itemsi
     middle = (c["decoder_base_dim"] or c["base_dim"]) * c["dim_mult"][-1]
     attention = 4 * frames * (height * width) ** 2 * middle
     last = convs[-1]
-    cached = (
-        sum(k.inputs * k.height * k.width * _CACHED_FRAMES for k in convs if k.causal) if frames > 1 else 0
-    )
-    at_once = max(
-        max(k.inputs, k.outputs) * k.height * k.width * -(-k.frames // frames) for k in convs if k.kernel > 1
-    )
+    kept = min(frames, _CACHED_FRAMES)
+    cached = sum(k.inputs * k.height * k.width * kept for k in convs if k.causal)
+    at_once = max(_live(k, (k.frames - 1) // max(frames - 1, 1) or 1) for k in convs if k.kernel > 1)
     clip = last.outputs * last.height * last.width * last.frames
     return Decode(
         operations=sum(conv.operations for conv in convs) + attention,
-        working_bytes=(cached + 6 * at_once) * itemsize,
+        working_bytes=(cached + at_once) * itemsize,
         clip_bytes=clip * itemsize,
     )
+
+
+def _live(conv: Conv, together: int) -> int:
+    """Elements around one convolution, whose input has `together` frames at once."""
+    plane = max(conv.inputs, conv.outputs) * conv.height * conv.width
+    return plane * (_UNPADDED * together + _PADDED * (together + _CACHED_FRAMES))
 
 
 def _decoder(c: Mapping[str, Any], frames: int, height: int, width: int) -> Iterator[Conv]:
