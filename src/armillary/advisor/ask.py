@@ -140,7 +140,10 @@ def _search_all(question: Question, counts: Sequence[int], places: list[Residenc
     return Found(tuple(ranked), tuple(refused for result in results for refused in result.refused))
 
 
-def _question(model: str, gpu: Gpu, engine: str, request: Mapping[str, Any], dtype: str | None) -> Question:
+def question_about(
+    model: str, gpu: Gpu, engine: str, request: Mapping[str, Any], dtype: str | None = None
+) -> Question:
+    """The question alone, of which single layouts can be judged; raises as `ask` does."""
     refusals = Refusals()
     chosen = found = filled = None
     if dtype is not None and dtype not in DTYPES:
