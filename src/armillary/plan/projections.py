@@ -32,13 +32,14 @@ def projection_problems(
     A fault that all blocks share is told once.
     """
     faults: dict[tuple[str, str], Problem] = {}
+    sizes = {group.module: group.head_dim for group in skeleton.heads}
     for path, children in attentions(skeleton).items():
         name = key_of(path, skeleton.tree) or "the model"
         split = {child for child in children if _leaves_parts(styles.get(_join(path, child)))}
         if not split:
             continue
         whole = {child for child in children if _join(path, child) not in styles}
-        found = [*_whole_norms(name, children, split, whole)]
+        found = [*_whole_norms(name, children, split, whole, sizes.get(name))]
         if path not in described:
             found += [*_mixed(name, children, split), *_whole_outputs(name, children, split, whole)]
         for problem in found:
@@ -102,10 +103,10 @@ def _whole_outputs(
 
 
 def _whole_norms(
-    name: str, children: Children, split: Collection[str], whole: Collection[str]
+    name: str, children: Children, split: Collection[str], whole: Collection[str], head_dim: int | None
 ) -> Iterator[Problem]:
-    """A norm that is as wide as all heads together."""
-    widths = {children[child]["weight"].shape[0] for child in split}
+    """A norm that is as wide as all heads together, and not only as one: there may be a single K/V head."""
+    widths = {children[child]["weight"].shape[0] for child in split} - {head_dim}
     norms = [
         child
         for child, owned in children.items()

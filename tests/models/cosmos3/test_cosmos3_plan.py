@@ -143,3 +143,10 @@ def test_of_200_typos_all_are_refused_and_the_right_name_is_told() -> None:
         suggestions = problem.fix.removeprefix("did you mean ").split("?")[0]
         named += key in suggestions.replace(" or ", ", ").split(", ")
     assert named == 200
+
+
+def test_a_single_key_value_head_is_as_wide_as_a_norm_of_one_head() -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "head_dim": 8, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 1, "intermediate_size": 32, "vocab_size": 32}
+    skeleton = skeleton_for("Cosmos3OmniTransformer", {**sizes, **more})
+    assert resolve(skeleton, Layout(tp=2)).heads["layers.0.self_attn"].local_key_value == 1
