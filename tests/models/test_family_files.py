@@ -155,6 +155,13 @@ def _cost(case: TinyCase) -> Cost:
     return case.family.cost(complete(case.family, case.config), Size(height=8, width=12, frames=4, text=7))
 
 
+@pytest.mark.parametrize("name", families())
+def test_the_page_of_the_families_tells_every_class_and_variant(name: str) -> None:
+    page = Path(__file__).parents[2] / "docs" / "families.md"
+    (row,) = (line for line in page.read_text().splitlines() if line.startswith(f"| `{name}` |"))
+    assert row.split(" | ")[1] == ", ".join(families()[name].TINY)
+
+
 def test_degrees_that_the_published_heads_do_not_allow_are_refused_with_those_that_they_do() -> None:
     config = {"num_layers": 1, "num_single_layers": 1}
     with pytest.raises(LayoutError, match="use tp=1, 2, 3, 4, 6, 8, 12 or 24"):
