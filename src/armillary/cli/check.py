@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armillary.cli.options import LAYOUT, RESIDENCY, degrees_of, residency_of, takes
+from armillary.cli.options import LAYOUT, RESIDENCY, PlanFile, degrees_of, residency_of, takes
 from armillary.errors import ArmillaryError
 
 if TYPE_CHECKING:
@@ -28,9 +27,7 @@ def check(
     shipped: Annotated[
         bool, typer.Option("--all", help="Every shipped plan against every kind of config it claims.")
     ] = False,
-    plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON or YAML, merged into the registered plan.")
-    ] = None,
+    plan: PlanFile = None,
     subfolder: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of the model in a pipeline; else transformer.")
     ] = None,

@@ -13,11 +13,14 @@ from armillary.cli.options import (
     LAYOUT,
     REQUEST,
     RESIDENCY,
+    Dtype,
+    InitTimeout,
+    PlanFile,
+    StepTimeout,
     degrees_of,
     request_of,
     residency_of,
     takes,
-    time_limit,
 )
 
 if TYPE_CHECKING:
@@ -33,18 +36,10 @@ def generate(
         Path,
         typer.Option("-o", "--output", metavar="FILE", help=".mp4, .png, .jpg, or .npz without loss."),
     ],
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", help="Of weights and computation; else as the transformer is stored."),
-    ] = None,
-    step_timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", callback=time_limit, help="A rank that rests longer has stalled."),
-    ] = 600,
-    init_timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", callback=time_limit, help="The same until every rank is ready."),
-    ] = 1800,
+    dtype: Dtype = None,
+    plan: PlanFile = None,
+    step_timeout: StepTimeout = 600,
+    init_timeout: InitTimeout = 1800,
     **flags: Any,
 ) -> None:
     """Generate a picture or a video, on one device or on several.
@@ -52,6 +47,7 @@ def generate(
     Flags of the request that are left out take the published defaults of the mode.
     """
     from armillary.engine.generate import generate as run
+    from armillary.plan.file import read_plan
 
     started = time.monotonic()
     result = run(
@@ -60,6 +56,7 @@ def generate(
         degrees_of(flags),
         dtype=dtype,
         residency=residency_of(flags),
+        overrides=None if plan is None else read_plan(plan),
         output=output,
         step_timeout=step_timeout,
         init_timeout=init_timeout,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +35,27 @@ class Flag:
             annotation=Annotated[kind, option],
         )
 
+
+def time_limit(seconds: float) -> float:
+    """What typer calls to judge a time limit."""
+    if not 0 < seconds < float("inf"):
+        raise typer.BadParameter(f"{seconds:g} is not a number of seconds above 0")
+    return seconds
+
+
+Dtype = Annotated[
+    str | None,
+    typer.Option(metavar="DTYPE", help="Of weights and computation; else as the transformer is stored."),
+]
+PlanFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="JSON or YAML, merged into the registered plan.")
+]
+StepTimeout = Annotated[
+    float, typer.Option(metavar="SECONDS", callback=time_limit, help="A rank that rests longer has stalled.")
+]
+InitTimeout = Annotated[
+    float, typer.Option(metavar="SECONDS", callback=time_limit, help="The same until every rank is ready.")
+]
 
 REQUEST = {
     "prompt": Flag("What to generate.", "TEXT"),
@@ -124,13 +146,6 @@ def residency_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in wanted.items() if value is not None}
     # said to be off, which is not the same as left open
     return given | {"evict": None} if flags["no_evict"] else given
-
-
-def time_limit(seconds: float) -> float:
-    """What typer calls to judge a time limit."""
-    if not 0 < seconds < float("inf"):
-        raise typer.BadParameter(f"{seconds:g} is not a number of seconds above 0")
-    return seconds
 
 
 def _whole(text: str) -> int | str:

@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from armillary.cli.foreign import FOREIGN
-from armillary.cli.options import LAYOUT, RESIDENCY, degrees_of, residency_of, takes, time_limit
+from armillary.cli.options import (
+    LAYOUT,
+    RESIDENCY,
+    Dtype,
+    InitTimeout,
+    PlanFile,
+    StepTimeout,
+    degrees_of,
+    residency_of,
+    takes,
+    time_limit,
+)
 
 _PIPELINES = ("Cosmos3OmniDiffusersPipeline", "Cosmos3OmniPipeline", "Cosmos3OmniModularPipeline")
 
@@ -53,18 +64,10 @@ def serve(
     seed: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Of requests that give none; else one is drawn.")
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", help="Of weights and computation; else as the transformer is stored."),
-    ] = None,
-    step_timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", callback=time_limit, help="A rank that rests longer has stalled."),
-    ] = 600,
-    init_timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", callback=time_limit, help="The same until every rank is ready."),
-    ] = 1800,
+    dtype: Dtype = None,
+    plan: PlanFile = None,
+    step_timeout: StepTimeout = 600,
+    init_timeout: InitTimeout = 1800,
     allowed_local_media_path: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Taken for vLLM's sake: this version serves uploads only."),
@@ -83,6 +86,7 @@ def serve(
     A command for `vllm serve` works with the word replaced, or names the flag that is not honoured.
     """
     from armillary.layout import Layout
+    from armillary.plan.file import read_plan
     from armillary.serve.launcher import Wanted, serve as run
 
     if "VLLM_API_KEY" in os.environ and api_key is None:
@@ -108,7 +112,8 @@ def serve(
         result_max_bytes=result_max_bytes,
         allowed_local_media_path=allowed_local_media_path,
     )
-    run(checkpoint, degrees, wanted, dtype=dtype, residency=residency_of(flags))
+    overrides = None if plan is None else read_plan(plan)
+    run(checkpoint, degrees, wanted, dtype=dtype, residency=residency_of(flags), overrides=overrides)
 
 
 def _home() -> Path:

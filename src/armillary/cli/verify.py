@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from armillary.cli.options import LAYOUT, REQUEST, RESIDENCY, degrees_of, residency_of, takes, time_limit
+from armillary.cli.options import (
+    LAYOUT,
+    REQUEST,
+    RESIDENCY,
+    Dtype,
+    InitTimeout,
+    PlanFile,
+    StepTimeout,
+    degrees_of,
+    residency_of,
+    takes,
+)
 
 _FIELDS = (
     "prompt",
@@ -40,16 +50,11 @@ def verify(
     shipped: Annotated[
         bool, typer.Option("--all", help="Every shipped plan, on small models of its class.")
     ] = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", help="In which the ranks compute; else as the model is stored."),
-    ] = None,
+    dtype: Dtype = None,
     layers: Annotated[
         int | None, typer.Option(metavar="N", help="Cut the model to N blocks; the others are not read.")
     ] = None,
-    plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON or YAML, merged into the registered plan.")
-    ] = None,
+    plan: PlanFile = None,
     inputs: Annotated[
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Makes the inputs of a model that has no pipeline."),
@@ -59,14 +64,8 @@ def verify(
         typer.Option(metavar="MODULE:FUNCTION", help="Called on every rank with the loaded model."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    step_timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", callback=time_limit, help="A rank that rests longer has stalled."),
-    ] = 600,
-    init_timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", callback=time_limit, help="The same until every rank is ready."),
-    ] = 1800,
+    step_timeout: StepTimeout = 600,
+    init_timeout: InitTimeout = 1800,
     **flags: Any,
 ) -> None:
     """Prove that a layout computes what one process computes.

@@ -53,6 +53,7 @@ def generate(
     *,
     dtype: str | None = None,
     residency: Residency | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     output: str | Path | None = None,
     step_timeout: float = 600.0,
     init_timeout: float = 1800.0,
@@ -69,6 +70,7 @@ def generate(
         dtype: torch's name of a dtype; None takes the one in which most of the transformer is stored.
         residency: where the weights of the blocks live, a `Residency` or fields of it; where they leave
             `evict` open, what only the prompt needs leaves a device that it would crowd.
+        overrides: merged into the registered plan key by key.
         output: .mp4, .png, .jpg or .npz; None gives the arrays back instead.
         step_timeout: seconds after which a rank that shows no progress has stalled.
         init_timeout: the same for the time until every rank is ready.
@@ -79,7 +81,16 @@ def generate(
         EngineError: a rank raised, died or stalled.
     """
     target = None if output is None else Path(output).absolute()
-    job = prepare(request, checkpoint, layout, dtype=dtype, residency=residency, output=target, here=True)
+    job = prepare(
+        request,
+        checkpoint,
+        layout,
+        dtype=dtype,
+        residency=residency,
+        overrides=overrides,
+        output=target,
+        here=True,
+    )
     with tempfile.TemporaryDirectory(prefix="armillary-") as scratch:
         made = target or Path(scratch) / "result.npz"
         told = run(

@@ -39,6 +39,8 @@ class Job:
     dtype: str
     resolved: ResolvedPlan
     residency: Residency
+    plan: Mapping[str, Any] | None
+    """In place of the registered one, as JSON."""
 
     def payload(self, output: Path) -> dict[str, Any]:
         """What the ranks are told, as JSON."""
@@ -48,6 +50,7 @@ class Job:
             "layout": self.layout.degrees,
             "dtype": self.dtype,
             "residency": asdict(self.residency),
+            "plan": self.plan,
             "output": str(output),
         }
 
@@ -59,6 +62,7 @@ def prepare(
     *,
     dtype: str | None = None,
     residency: Residency | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     output: Path | None = None,
     here: bool = False,
 ) -> Job:
@@ -76,7 +80,7 @@ def prepare(
     asked = _request(request, refusals)
     if not is_here(checkpoint):
         _refuse_before_download(str(checkpoint), asked, degrees, output, refusals)
-    able = filled = described = None
+    able = filled = described = resolved = None
     with refusals.collect():
         folder = locate(checkpoint, whole=True)
         with refusals.collect():
@@ -89,7 +93,8 @@ def prepare(
     if output and os.environ.get("RANK", "0") == "0":  # under torchrun the first rank writes
         refusals.add(RequestError, check_output(output, filled.num_frames if filled else None))
     with refusals.collect():
-        resolved = resolve(described.skeleton, degrees) if described and degrees else None
+        if described and degrees:
+            resolved = resolve(described.skeleton, degrees, overrides=overrides)
     refusals.raise_if_any()
     assert filled is not None, "without a problem there is a complete request"
     assert described is not None, "and a checkpoint"
@@ -104,6 +109,7 @@ def prepare(
         dtype=main_dtype(described),
         resolved=resolved,
         residency=home,
+        plan=resolved.plan.to_json() if overrides else None,
     )
 
 

@@ -63,6 +63,7 @@ class Resident:
             mesh=mesh,
             dtype=dtype,
             device=rank.device,
+            plan=payload["plan"],
             residency=Residency(**payload["residency"]),
             prefill=True,
             leave_out=UNUSED_BY_GENERATION,

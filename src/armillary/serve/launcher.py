@@ -54,6 +54,7 @@ def serve(
     *,
     dtype: str | None = None,
     residency: Residency | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
 ) -> None:
     """Check everything, then serve until a signal. Does not return on one machine.
 
@@ -64,7 +65,7 @@ def serve(
     refuse_open_door(wanted)
     # a picture, because every checkpoint makes one; only its form is used
     still = {"prompt": "start", "mode": "text-to-image"}
-    job = prepare(still, checkpoint, layout, dtype=dtype, residency=residency, here=True)
+    job = prepare(still, checkpoint, layout, dtype=dtype, residency=residency, overrides=overrides, here=True)
     if is_open(residency):
         video = usual_video(job.request, abilities(job.folder))
         home = with_eviction(job.residency, job.folder, video, job.layout, job.dtype)
