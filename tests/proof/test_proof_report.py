@@ -4,6 +4,8 @@ import json
 import math
 from dataclasses import replace
 
+import pytest
+
 from armillary.layout import Layout
 from armillary.proof.law import Divergence
 from armillary.proof.report import OutputDistance, VerifyReport
@@ -58,6 +60,24 @@ def test_the_top_figures_are_the_worst() -> None:
 def test_each_output_has_its_own_tolerance() -> None:
     beyond = replace(GOOD.outputs["latents"], relative_l2=1.5e-5)
     assert not replace(GOOD, outputs={**GOOD.outputs, "latents": beyond}).ok
+
+
+@pytest.mark.parametrize(
+    ("far", "tolerance", "why"),
+    [
+        (math.inf, math.inf, "no tolerance: one process alone computes no finite numbers"),
+        (0.1, math.inf, "no tolerance: one process alone computes no finite numbers"),
+        (math.inf, 1e-5, "not finite on the ranks"),
+        (0.1, 1e-5, "too far"),
+    ],
+)
+def test_numbers_that_are_none_prove_nothing_and_people_are_told_which(
+    far: float, tolerance: float, why: str
+) -> None:
+    output = OutputDistance(relative_l2=far, max_abs=1.0, tolerance=tolerance, rounding=tolerance)
+    report = replace(GOOD, outputs={"output": output})
+    assert not report.ok
+    assert any(line.startswith("output ") and line.endswith(why) for line in report.lines())
 
 
 def test_unequal_ranks_or_a_differing_weight_are_not_ok_however_near_the_outputs_are() -> None:

@@ -28,8 +28,17 @@ class OutputDistance:
 
     @property
     def ok(self) -> bool:
-        """Whether law 5 holds."""
-        return self.relative_l2 <= self.tolerance
+        """Whether law 5 holds; never where a number is none."""
+        return self.relative_l2 <= self.tolerance < math.inf
+
+    @property
+    def fault(self) -> str:
+        """Why law 5 does not hold, in a few words; empty where it does."""
+        if self.ok:
+            return ""
+        if not math.isfinite(self.tolerance):
+            return "no tolerance: one process alone computes no finite numbers"
+        return "too far" if math.isfinite(self.relative_l2) else "not finite on the ranks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +133,8 @@ class VerifyReport:
         width = max(len("output"), *map(len, self.outputs))
         yield f"{'output':{width}}  relative L2     max abs   tolerance"
         for name, one in self.outputs.items():
-            mark = "" if one.ok else "  too far"
-            yield f"{name:{width}}  {one.relative_l2:11.2e} {one.max_abs:11.2e} {one.tolerance:11.2e}{mark}"
+            figures = f"{one.relative_l2:11.2e} {one.max_abs:11.2e} {one.tolerance:11.2e}"
+            yield f"{name:{width}}  {figures}  {one.fault}".rstrip()
         yield f"tolerance: {self.tolerance_rule}"
         yield ""
         yield f"ranks        {'equal bit for bit' if self.ranks_equal else 'differ in their outputs'}"

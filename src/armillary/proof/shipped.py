@@ -39,7 +39,7 @@ class Row:
             "split_fraction": self.report.split_fraction,
             "ranks_equal": self.report.ranks_equal,
             "ok": self.report.ok,
-            "tolerance": self.report.tolerance,
+            "tolerance": finite(self.report.tolerance),
             "first_divergence": self.report.first_divergence,
             "layout": self.report.layout.degrees,
         }
@@ -47,7 +47,7 @@ class Row:
     def line(self) -> str:
         """As `armillary verify --all` prints it."""
         report = self.report
-        where = "" if report.ok else f"  NOT OK: {report.first_divergence or 'see the weights'}"
+        where = "" if report.ok else f"  NOT OK: {report.first_divergence or 'see weights and outputs'}"
         return (
             f"{self.case.label:48} {report.layout!s:12} {report.relative_l2:.1e} of {report.tolerance:.1e}  "
             f"{report.split_fraction:6.1%} split{where}"
