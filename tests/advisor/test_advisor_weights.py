@@ -26,7 +26,7 @@ def random_options(draw: random.Random) -> TinyOptions:
         layers=draw.randint(1, 3),
         hidden=draw.choice([16, 24, 32]),
         heads=8,
-        kv_heads=draw.choice([2, 4, 8]),
+        kv_heads=draw.choice([1, 2, 4, 8]),
         head_dim=draw.choice([6, 8]),
         intermediate=draw.choice([16, 48, 64]),
         vocab=320 + draw.randint(0, 9),
