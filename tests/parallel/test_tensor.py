@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from armillary.errors import EngineError
+from armillary.errors import EngineError, PlanError
 from armillary.layout import Layout
 from armillary.parallel.collectives import Group
 from armillary.parallel.parallelize import parallelize
@@ -241,6 +241,34 @@ def test_one_rank_computes_with_the_stock_forward() -> None:
     assert "forward" not in vars(model.down)
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert Group("tp").all_reduce(torch.ones(1, requires_grad=True)).requires_grad
+
+
+class Halved(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / 2
+
+
+class Grown(nn.Embedding):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) * 8
+
+
+@pytest.mark.parametrize(
+    ("module", "style", "line"),
+    [
+        (Halved(16, 5), "rowwise", "rowwise of down would pass over the forward that Halved has of its own"),
+        (Grown(16, 5), "vocab_split", "vocab_split of down would pass over the forward that Grown has"),
+        (nn.Embedding(16, 5, max_norm=1.0), "vocab_split", "vocab_split of down: max_norm=1.0 changes rows"),
+    ],
+)
+def test_a_layer_that_computes_in_a_way_of_its_own_is_refused(
+    module: nn.Module, style: str, line: str
+) -> None:
+    model = nn.ModuleDict({"up": nn.Linear(6, 16), "down": module})
+    plan = {"down": style} | ({"up": "colwise"} if style == "rowwise" else {})
+    with pytest.raises(PlanError, match=line):
+        parallelize(model, TP2, plan=plan)
+    parallelize(model, Layout(), plan=plan)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from armillary.parallel.fingerprint import fingerprint
 from armillary.parallel.forward import change_forward
 from armillary.parallel.mesh import Mesh, build_mesh, refuse_other_mesh
 from armillary.parallel.placement import moved_weights, ranges_of
-from armillary.parallel.tensor import Sharding, install, note_sharding, place, refuse_unknown_norms
+from armillary.parallel.tensor import Sharding, install, note_sharding, place, refuse_unknown_modules
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan
 from armillary.plan.skeleton import Skeleton
@@ -195,7 +195,7 @@ def resolve_all(
     resolved = None
     with refusals.collect():
         resolved = resolve(skeleton, layout, plan=plan, overrides=overrides, model_class=type(model))
-        refuse_unknown_norms(model, resolved)
+        refuse_unknown_modules(model, resolved)
         refuse_context_plan(model, layout, resolved)
     refusals.raise_if_any()
     assert resolved is not None, "resolve neither raised nor returned"

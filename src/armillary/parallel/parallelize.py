@@ -28,7 +28,7 @@ from armillary.parallel.tensor import (
     install,
     note_sharding,
     place,
-    refuse_unknown_norms,
+    refuse_unknown_modules,
     sharding_of,
 )
 from armillary.plan.plan import ParallelPlan
@@ -146,7 +146,7 @@ def _resolve(
     # the skeleton it was loaded with knows the modules that were left out, which the plan names
     whole = before.resolved.skeleton if before and before.left_out else model
     resolved = resolve(whole, layout, plan=plan, overrides=overrides, model_class=type(model))
-    refuse_unknown_norms(model, resolved)
+    refuse_unknown_modules(model, resolved)
     return resolved
 
 

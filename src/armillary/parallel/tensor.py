@@ -6,7 +6,7 @@ its stock forward on fewer outputs; only the layers whose output must be joined 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from armillary.parallel.norms import joined_norm
 from armillary.plan.explain import pattern_of
 from armillary.plan.ranges import Range, Shard
 from armillary.plan.resolve import LocalHeads, ResolvedPlan
-from armillary.plan.styles import Colwise, NormSplit, PackedRowwise, Rowwise, Style, VocabSplit
+from armillary.plan.styles import Colwise, NormSplit, PackedRowwise, Rowwise, Style, VocabSplit, style_name
 from armillary.residency import Residency
 
 if TYPE_CHECKING:
@@ -99,23 +99,34 @@ def place(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
     slots[leaf] = tensor
 
 
-def refuse_unknown_norms(model: nn.Module, resolved: ResolvedPlan) -> None:
-    """Raise `PlanError` for split norms that no formula is known for; before anything is changed."""
-    unknown = {
-        pattern_of(path): type(module).__name__
-        for path, style in resolved.styles.items()
-        if isinstance(style, NormSplit) and f"{path}.weight" in resolved.shards
-        for module in [model.get_submodule(path)]
-        if joined_norm(module, Group("tp"), 1) is None
-    }
-    if unknown:
-        raise PlanError(
-            Problem(
-                "norm-kind",
-                f"norm_split of {pattern} does not know how {kind} computes",
-                "it knows torch's RMSNorm and LayerNorm, and those of diffusers",
-            )
-            for pattern, kind in unknown.items()
+def refuse_unknown_modules(model: nn.Module, resolved: ResolvedPlan) -> None:
+    """Raise `PlanError` for split modules that no formula is known for; before anything is changed."""
+    problems = [
+        problem
+        for path, module in model.named_modules()
+        if (style := resolved.styles.get(path)) and (shard := resolved.shards.get(f"{path}.weight"))
+        for problem in _unknown(pattern_of(path), module, style, shard)
+    ]
+    if problems:
+        raise PlanError(problems)
+
+
+def _unknown(pattern: str, module: nn.Module, style: Style, shard: Shard) -> Iterator[Problem]:
+    name, kind = style_name(style), type(module).__name__
+    joined = _joining_forward(module, style, shard, Group("tp"))
+    if isinstance(style, NormSplit) and joined is None:
+        what = f"{name} of {pattern} does not know how {kind} computes"
+        yield Problem("norm-kind", what, "it knows torch's RMSNorm and LayerNorm, and those of diffusers")
+    elif joined and isinstance(module, nn.Linear | nn.Embedding):
+        stock = nn.Linear.forward if isinstance(module, nn.Linear) else nn.Embedding.forward
+        # also where it was put on the instance
+        if getattr(module.forward, "__func__", None) is not stock:
+            what = f"{name} of {pattern} would pass over the forward that {kind} has of its own"
+            yield Problem("layer-kind", what, "leave it whole, or give it torch's forward")
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        what = f"{name} of {pattern}: max_norm={module.max_norm} changes rows by what a rank has of them"
+        yield Problem(
+            "layer-kind", what, "leave it whole, or apply max_norm to its weight and set it to None"
         )
 
 
