@@ -62,6 +62,11 @@ class Family(Protocol):
     """Patterns of stored tensors that the class passes over: its `_keys_to_ignore_on_load_unexpected`."""
     KINDS: Mapping[str, str]
     """Plan key to kind, of modules whose kind their names and shapes do not tell."""
+
+    def cut(self, config: Mapping[str, Any], layers: int) -> Mapping[str, Any]:
+        """The settings that list blocks one by one, for a model of the first `layers` blocks of each list."""
+        ...
+
     UNUSED_BY_GENERATION: tuple[str, ...]
     """Modules that no generation calls."""
 

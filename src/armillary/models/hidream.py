@@ -134,6 +134,12 @@ def cost(config: Mapping[str, Any], size: Size) -> Cost:
     )
 
 
+def cut(config: Mapping[str, Any], layers: int) -> Mapping[str, Any]:
+    """See `Family.cut`: every block, those with two streams first, takes one layer of the second encoder."""
+    two, every = config["num_layers"], config["llama_layers"]
+    return {"llama_layers": [*every[:two][:layers], *every[two:][:layers]]}
+
+
 def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
     """See `Family.inputs`: a picture that is not square, whose rows the class pads."""
     import torch
@@ -146,6 +152,6 @@ def inputs(config: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_states": noise(2, config["in_channels"], 4, 6),
         "timesteps": torch.tensor([700.0, 300.0]),
         "encoder_hidden_states_t5": noise(2, 5, t5),
-        "encoder_hidden_states_llama3": noise(len(config["llama_layers"]), 2, 5, llama),
+        "encoder_hidden_states_llama3": noise(max(config["llama_layers"]) + 1, 2, 5, llama),
         "pooled_embeds": noise(2, config["text_emb_dim"]),
     }

@@ -23,7 +23,7 @@ PLAN = ParallelPlan(
     },
     source="armillary.models.wan_vace",
 )
-DEFAULTS = wan.DEFAULTS
+DEFAULTS: Mapping[str, Any] = {**wan.DEFAULTS, "vace_layers": [*range(0, 40, 5)]}
 FP32_MODULES = wan.FP32_MODULES
 IGNORED = wan.IGNORED
 REPLICATED: Mapping[str, str] = {}
@@ -45,6 +45,11 @@ def heads(config: Mapping[str, Any]) -> tuple[HeadGroup, ...]:
 def cost(config: Mapping[str, Any], size: Size) -> Cost:
     """See `Family.cost`."""
     return wan.block_cost(config, size, ("blocks.*", _CONTROL))
+
+
+def cut(config: Mapping[str, Any], layers: int) -> Mapping[str, Any]:
+    """See `Family.cut`: a control block stands beside every block of the list."""
+    return {"vace_layers": [number for number in config["vace_layers"] if number < layers]}
 
 
 def inputs(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from armillary.checkpoint.index import CheckpointIndex
 from armillary.errors import CheckpointError, Problem
+from armillary.models.registry import complete, family_of
 
 _DEPTH = re.compile(r".*(layers|blocks|depth)")
 
@@ -18,8 +19,8 @@ def cut(
 ) -> CheckpointIndex:
     """The checkpoint with at most `layers` blocks in every list of blocks that its config counts.
 
-    The config's numbers of layers are lowered, and tensors that a model of that config does not have are
-    not in the index any more, so that nobody reads them.
+    The config's numbers of layers are lowered, its lists of layers cut as the family says, and tensors that
+    a model of that config does not have are not in the index any more, so that nobody reads them.
 
     Args:
         names_of: the parameters of a model with a config.
@@ -33,7 +34,8 @@ def cut(
     if not counts:
         what = f"{index.folder / 'config.json'} does not say how many blocks the model has"
         raise CheckpointError(Problem("layers", what, "leave --layers out"))
-    config = {**index.config, **{key: min(count, layers) for key, count in counts.items()}}
+    fewer = {key: min(count, layers) for key, count in counts.items()}
+    config = {**index.config, **fewer, **_lists(index.config, layers)}
     names = set(names_of(config))
     kept = {name: entry for name, entry in index.tensors.items() if name in names}
     return CheckpointIndex(index.folder, config, kept)
@@ -47,6 +49,12 @@ def depths(index: CheckpointIndex) -> dict[str, int]:
         for key, value in index.config.items()
         if type(value) is int and _DEPTH.fullmatch(key) and value in lengths
     }
+
+
+def _lists(config: Mapping[str, Any], layers: int) -> Mapping[str, Any]:
+    """The config's lists of blocks, cut too."""
+    family = family_of(str(config.get("_class_name")))
+    return family.cut(complete(family, config), layers) if family and hasattr(family, "cut") else {}
 
 
 def _list_lengths(names: Iterable[str]) -> set[int]:
