@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers.hooks import apply_group_offloading
+from diffusers.hooks import FirstBlockCacheConfig, apply_first_block_cache, apply_group_offloading
 from torch import nn
 
 from armillary import Optional, PlanError
@@ -82,6 +82,16 @@ def on_ranks_a_sharded_model_is_saved_by_armillary(world: World) -> None:
     again = load(world.folder / "saved").state_dict()
     whole = load(world.folder / "transformer").state_dict()
     assert all(torch.equal(tensor, whole[name]) for name, tensor in again.items())
+
+
+def on_ranks_a_cache_of_steps_is_refused_where_ranks_see_rows_of_their_own(world: World) -> None:
+    config = FirstBlockCacheConfig(threshold=0.1)
+    model = parallelize(_flux().model(), Layout(ulysses=2), mesh=world.mesh(Layout(ulysses=2)))
+    assert "enable_cache on a FluxTransformer2DModel" in _refused(lambda m: m.enable_cache(config), model)
+    assert "with tp or cfg alone" in _refused(lambda m: apply_first_block_cache(m, config), model)
+    split: Any = parallelize(_flux().model(), TP2, mesh=world.mesh(TP2))
+    split.enable_cache(config)
+    assert split.is_cache_enabled
 
 
 def on_ranks_projections_are_fused_before_the_split_not_after_it(world: World) -> None:
@@ -163,6 +173,15 @@ def test_a_model_that_something_else_has_changed_is_not_split(change: Call, line
     change(model)
     with pytest.raises(PlanError, match=line):
         parallelize(model, Layout(), plan={"up": "colwise", "down": "rowwise"})
+
+
+def test_a_model_with_a_cache_of_steps_is_not_split() -> None:
+    model = _flux().model()
+    model.enable_cache(FirstBlockCacheConfig(threshold=0.1))
+    with pytest.raises(
+        PlanError, match=r"transformer_blocks\.0 has a cache of steps.*disable_cache\(\) first"
+    ):
+        parallelize(model, TP2)
 
 
 def test_skipped_keys_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

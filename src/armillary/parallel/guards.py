@@ -9,8 +9,9 @@ in place is left as it is.
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +53,16 @@ REFUSED = {
         "give armillary.load the dtype",
     ),
     "enable_parallelism": ("it would be split a second time", "give armillary.load the layout that you want"),
+    "enable_cache": (
+        "it decides from this rank's own rows, or sees no blocks, and ranks would part",
+        "use it with tp or cfg alone, without prefill and with all weights in place",
+    ),
 }
 """Method of a model or of a module in it -> why its result would be wrong, and what to do instead."""
-_ONLY_WITHOUT_WEIGHTS = ("enable_layerwise_casting",)
-"""Right on shards, wrong where weights live elsewhere."""
+_CACHING_HOOKS = re.compile(
+    "(faster|mag|sea|text_kv)_cache|fbc_|pyramid_attention_broadcast|taylorseer_cache"
+)
+"""How diffusers begins the names of the hooks of `enable_cache`."""
 _OFFLOADING_HOOKS = ("group_offloading", "lazy_prefetch_group_offloading")
 """What diffusers calls the hooks of `apply_group_offloading`."""
 
@@ -88,7 +95,11 @@ def refuse_foreign(model: nn.Module) -> None:
 
 
 def _foreign(model: nn.Module) -> Iterator[Problem]:
-    kinds = {"lora": "LoRA layers", "hook": "an offload of diffusers or accelerate"}
+    kinds = {
+        "lora": "LoRA layers",
+        "hook": "an offload of diffusers or accelerate",
+        "cache": "a cache of steps",
+    }
     found: dict[str, str] = {}
     for path, module in model.named_modules():
         if hasattr(module, "base_layer"):
@@ -96,9 +107,12 @@ def _foreign(model: nn.Module) -> Iterator[Problem]:
         hooks = getattr(getattr(module, "_diffusers_hook", None), "hooks", {})
         if hasattr(module, "_hf_hook") or not {*_OFFLOADING_HOOKS}.isdisjoint(hooks):
             found.setdefault("hook", path)
+        if any(map(_CACHING_HOOKS.match, hooks)):
+            found.setdefault("cache", path)
     fixes = {
         "lora": f"fuse the adapter first: {_BEFORE}",
         "hook": "take it off, and pass residency= instead",
+        "cache": "call disable_cache() first; where the layout allows it, enable_cache works afterwards",
     }
     for kind, path in found.items():
         what = f"{path or type(model).__name__} has {kinds[kind]}, which a split would take no notice of"
@@ -116,8 +130,19 @@ def _is_packed(parameter: nn.Parameter) -> bool:
 
 
 def _is_changed(sharding: Sharding) -> bool:
-    layout = sharding.mesh.layout
-    return bool(sharding.resolved.shards or runs_context(layout) or sharding.prefill or sharding.weights)
+    return bool(sharding.resolved.shards) or _runs_otherwise(sharding)
+
+
+def _runs_otherwise(sharding: Sharding) -> bool:
+    """Whether the model's forward is not the library's, over all rows."""
+    return bool(runs_context(sharding.mesh.layout) or sharding.prefill or sharding.weights)
+
+
+_ONLY_WHERE: Mapping[str, Callable[[Sharding], bool]] = {
+    "enable_layerwise_casting": lambda sharding: bool(sharding.weights),
+    "enable_cache": _runs_otherwise,
+}
+"""What is right on some of the models that are changed -> where it is wrong."""
 
 
 def _sharding(model: nn.Module) -> Sharding:
@@ -126,8 +151,7 @@ def _sharding(model: nn.Module) -> Sharding:
 
 
 def _refuse_method(model: nn.Module, module: nn.Module, method: str, *args: Any, **kwargs: Any) -> Any:
-    sharding = _sharding(model)
-    if _is_changed(sharding) and (sharding.weights or method not in _ONLY_WITHOUT_WEIGHTS):
+    if _ONLY_WHERE.get(method, _is_changed)(_sharding(model)):
         raise _refusal(model, method)
     return getattr(type(module), method)(module, *args, **kwargs)
 
@@ -168,17 +192,19 @@ def _move(
 
 
 def _gate_hooks(model: nn.Module) -> None:
-    """Refuse `apply_group_offloading(model)` too: it is a function, but it registers its hooks on modules."""
+    """Refuse `apply_group_offloading`, `apply_first_block_cache` and their like, which register hooks."""
     if "diffusers" not in sys.modules:
         return
     from diffusers.hooks.hooks import HookRegistry
 
     class Gate(HookRegistry):
-        """diffusers' registry of a module's hooks, closed to those that move weights."""
+        """diffusers' registry of a module's hooks, closed to those that move weights or skip steps."""
 
         def register_hook(self, hook: Any, name: str) -> None:
             if name in _OFFLOADING_HOOKS and _is_changed(_sharding(model)):
                 raise _refusal(model, "enable_group_offload")
+            if _CACHING_HOOKS.match(name) and _runs_otherwise(_sharding(model)):
+                raise _refusal(model, "enable_cache")
             super().register_hook(hook, name)
 
     for module in model.modules():
