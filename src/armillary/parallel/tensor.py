@@ -119,8 +119,7 @@ def _unknown(pattern: str, module: nn.Module, style: Style, shard: Shard) -> Ite
         yield Problem("norm-kind", what, "it knows torch's RMSNorm and LayerNorm, and those of diffusers")
     elif joined and isinstance(module, nn.Linear | nn.Embedding):
         stock = nn.Linear.forward if isinstance(module, nn.Linear) else nn.Embedding.forward
-        # also where it was put on the instance
-        if getattr(module.forward, "__func__", None) is not stock:
+        if type(module).forward is not stock:
             what = f"{name} of {pattern} would pass over the forward that {kind} has of its own"
             yield Problem("layer-kind", what, "leave it whole, or give it torch's forward")
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
