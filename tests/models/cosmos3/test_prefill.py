@@ -13,6 +13,7 @@ from armillary.models.cosmos3.prefill import PromptStore
 from armillary.models.cosmos3.tiny import TinyOptions, write_tiny
 from armillary.parallel.load import load
 from armillary.parallel.parallelize import parallelize
+from armillary.residency import Residency
 from packed_forward import Packed
 
 LAYERS = 2
@@ -134,8 +135,31 @@ def test_other_weights_forget_every_prompt(folder: Path, model: Any) -> None:
             parameter.mul_(1.1)
     expected = Packed().run(other)
     model.load_state_dict(other.state_dict())
-    assert len(store_of(model)) == 0
     assert same_bits(Packed().run(model), expected)
+    assert len(store_of(model)) == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["layers.0.mlp.down_proj.weight", "embed_tokens.weight"])
+def test_a_weight_that_is_written_to_or_replaced_forgets_every_prompt(
+    folder: Path, model: Any, name: str
+) -> None:
+    stock = model_of(folder, prefill=False)
+    before = Packed().run(model)
+    for change in (lambda weight: weight.mul_(3), lambda weight: setattr(weight, "data", weight * 2)):
+        for one in (stock, model):
+            change(one.get_parameter(name))
+        made = Packed().run(model)
+        assert same_bits(made, Packed().run(stock))
+        assert not same_bits(made, before)
+
+
+def test_prompts_are_kept_while_the_weights_that_made_them_live_elsewhere(folder: Path) -> None:
+    model, calls = model_of(folder, residency=Residency(evict="disk", offload="disk")), Counter[str]()
+    model.layers[0].mlp.register_forward_hook(lambda *_: calls.update(["mlp"]))
+    for timestep in (900.0, 500.0):
+        Packed(timestep=timestep).run(model)
+    assert calls["mlp"] == 1
 
 
 def test_another_length_or_noise_uses_the_stored_prompt(model: Any) -> None:

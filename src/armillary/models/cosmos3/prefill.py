@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -24,9 +25,11 @@ from armillary.models.cosmos3.attention import (
     stock_attention,
     understand,
 )
+from armillary.models.cosmos3.pathways import EMBEDDING, blocks_of
 from armillary.models.cosmos3.streams import Pathways
 from armillary.parallel.context import Context, Rows
 from armillary.parallel.flash import refuse_backend
+from armillary.parallel.tensor import slot_of
 
 Prompt: TypeAlias = tuple[PromptKeys, ...]
 """One entry per layer."""
@@ -60,7 +63,7 @@ class PromptStore:
         return sum(keys.nbytes for prompt in self._prompts.values() for keys in prompt)
 
     def clear(self) -> None:
-        """Forget every prompt: after the weights have changed."""
+        """Forget every prompt: the weights have changed."""
         self._prompts.clear()
 
     def __len__(self) -> int:
@@ -80,13 +83,17 @@ class Prefill:
         self.store = store
         self.pathways = pathways
         self._key: Hashable = None
+        names = [name for name, _ in model.named_parameters()]
+        blocks = blocks_of(names, "understanding").values()
+        self._read = [slot_of(model, name) for name in (EMBEDDING, *chain.from_iterable(blocks))]
+        self._weights: Hashable = None
         self._hooks: list[RemovableHandle] = []
 
     def install(self) -> None:
         """Put this in place on the model; the class stays as it is."""
         self._hooks = [
+            self.model.register_forward_pre_hook(self._note_weights),
             self.model.register_forward_pre_hook(self._note_prompt, with_kwargs=True),
-            self.model.register_load_state_dict_post_hook(lambda *_: self.store.clear()),
         ]
         # a stored prompt has no gradients, so a backward pass fails cleanly instead of being wrong
         self.model.requires_grad_(False)
@@ -98,6 +105,14 @@ class Prefill:
             hook.remove()
         del self.model._run_decoder_stack
         self.pathways.close()
+
+    def _note_weights(self, *_: Any) -> None:
+        """Forget every prompt when a weight that it was computed with was written to or replaced. Those that
+        live elsewhere have one and the same tensor in their place before every call."""
+        weights = tuple(_state(slots[leaf]) for slots, leaf in self._read)
+        if weights != self._weights:
+            self.store.clear()
+        self._weights = weights
 
     def _note_prompt(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """What tells one prompt from another: its tokens, their order and positions, and the dtype."""
@@ -178,6 +193,11 @@ def _generation_layer(
     residual: torch.Tensor = gen_seq + attn.to_add_out(out.flatten(-2, -1))
     mlp: torch.Tensor = layer.mlp_moe_gen(layer.post_attention_layernorm_moe_gen(residual))
     return residual + mlp
+
+
+def _state(weight: torch.Tensor) -> tuple[int, int]:
+    """Where the values lie, and how often they were written to, which torch counts outside inference mode."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
