@@ -10,7 +10,15 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from armillary.engine.media import Media, check_output, probe_media, read_image, read_video, write_media
+from armillary.engine.media import (
+    Media,
+    check_output,
+    probe_media,
+    read_image,
+    read_video,
+    whole,
+    write_media,
+)
 from armillary.engine.request import GenerationRequest
 from armillary.errors import EngineError, RequestError
 
@@ -117,7 +125,9 @@ def test_a_failed_write_keeps_the_older_result_and_leaves_nothing_half_written(t
     (tmp_path / "out.mp4").write_text("old")
     odd = media(frames=9)
     with pytest.raises(EngineError, match="could not be written"):
-        write_media(Media(frames=odd.frames[:, :-1, :-1], latents=odd.latents, fps=24), tmp_path / "out.mp4")
+        write_media(
+            Media(frames=whole(odd.frames)[:, :-1, :-1], latents=odd.latents, fps=24), tmp_path / "out.mp4"
+        )
     assert os.listdir(tmp_path) == ["out.mp4"]
     assert (tmp_path / "out.mp4").read_text() == "old"
 

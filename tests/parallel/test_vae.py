@@ -1,5 +1,6 @@
 """The VAE's decode over ranks is the undivided one: no seams, whatever the shape; tiling stays what it is."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, strategies as st
 from armillary.layout import Layout
 from armillary.models.cosmos3.tiny import TinyOptions, write_tiny
 from armillary.parallel.collectives import Group
-from armillary.parallel.vae import Strips, divided_decode, divides_decode
+from armillary.parallel.vae import Strips, decoded_frames, divides_decode
 from rank_cases import Told, World, cases_of, run_cases
 
 LIMIT = 1e-4
@@ -33,6 +34,20 @@ def latents_of(vae: Any, shape: tuple[int, int, int]) -> torch.Tensor:
     return torch.randn(1, vae.config.z_dim, *shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+def decoded(vae: Any, z: torch.Tensor, group: Group) -> torch.Tensor:
+    return torch.cat([*decoded_frames(vae, z, group)], dim=2)
+
+
+@torch.no_grad()
+def test_frames_come_in_turn_and_have_the_bits_of_the_stock_decode(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "tiny", TinyOptions(layers=1))
+    vae = AutoencoderKLWan.from_pretrained(tmp_path / "tiny", subfolder="vae").eval()
+    z = latents_of(vae, (3, 4, 6))
+    chunks = [*decoded_frames(vae, z, Group("world"))]
+    assert [chunk.shape[2] for chunk in chunks] == [1, 4, 4]
+    assert torch.equal(torch.cat(chunks, dim=2), vae.decode(z).sample)
+
+
 @torch.no_grad()
 def on_ranks_strips_give_the_undivided_picture(world: World) -> dict[str, float]:
     """Relative L2 by shape, over 2, 3 and 4 ranks; every rank has the same bits."""
@@ -43,8 +58,7 @@ def on_ranks_strips_give_the_undivided_picture(world: World) -> dict[str, float]
             whole, divided = vae_of(world), vae_of(world)
             z = latents_of(whole, shape)
             expected = whole.decode(z).sample
-            with divided_decode(divided, mesh.everyone):
-                picture = divided.decode(z).sample
+            picture = decoded(divided, z, mesh.everyone)
             assert picture.shape == expected.shape
             bits = picture.numpy().tobytes()
             assert all(other == bits for other in mesh.everyone.share(bits))
@@ -61,23 +75,23 @@ def on_ranks_every_rank_computes_its_strip_only(world: World) -> None:
     vae.decoder.norm_out.register_forward_hook(lambda _, args, out: widths.append(out.shape[-1]))
     z = latents_of(vae, (1, 4, 8))
     vae.decode(z)
-    with divided_decode(vae, mesh.everyone):
-        vae.decode(z)
+    decoded(vae, z, mesh.everyone)
     assert widths[1] * 4 == widths[0]
 
 
 @torch.no_grad()
-def on_ranks_tuples_and_a_second_decode(world: World) -> None:
-    """The decoder is as it was between decodes, the VAE afterwards, and a tuple is a tuple."""
+def on_ranks_a_second_decode(world: World) -> None:
+    """The decoder is as it was between decodes and afterwards, also where one ends early."""
     vae, mesh = vae_of(world), world.mesh(Layout(gather=4))
     z = latents_of(vae, (2, 4, 8))
-    whole = vae.decode(z).sample
-    with divided_decode(vae, mesh.everyone):
-        first = vae.decode(z, return_dict=False)
-        assert isinstance(first, tuple)
-        assert not any("forward" in vars(module) for module in vae.decoder.modules())
-        assert torch.equal(vae.decode(z).sample, first[0])
-    assert torch.equal(vae.decode(z).sample, whole)
+    undivided = vae.decode(z).sample
+    first = decoded(vae, z, mesh.everyone)
+    early = decoded_frames(vae, z, mesh.everyone)
+    next(early)
+    early.close()  # type: ignore[attr-defined]
+    assert not any("forward" in vars(module) for module in vae.decoder.modules())
+    assert torch.equal(decoded(vae, z, mesh.everyone), first)
+    assert torch.equal(vae.decode(z).sample, undivided)
 
 
 @torch.no_grad()
@@ -88,8 +102,7 @@ def on_ranks_tiling_and_planes_too_small_for_strips_stay_as_they_are(world: Worl
         for vae in (whole, divided) if tiling else ():
             vae.enable_tiling(64, 64, 48, 48)
         z = latents_of(whole, shape)
-        with divided_decode(divided, mesh.everyone):
-            assert torch.equal(divided.decode(z).sample, whole.decode(z).sample)
+        assert torch.equal(decoded(divided, z, mesh.everyone), whole.decode(z).sample)
 
 
 @torch.no_grad()

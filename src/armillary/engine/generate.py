@@ -128,9 +128,9 @@ def generate_on_rank(payload: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     resident = Resident.load(payload, request, rank, mesh)
     steps = request.num_inference_steps
     with progress_bar("Denoising", steps, unit="steps", shown=mesh.is_first) as advance:
-        made = resident.run(request, rank, lambda _: advance(1))
-    if made.media is not None:
-        write_media(made.media, payload["output"])
+        made = resident.run(
+            request, rank, lambda _: advance(1), write=lambda media: write_media(media, payload["output"])
+        )
     return {
         "seed": request.seed,
         "seconds_per_step": made.seconds_per_step,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -26,11 +26,27 @@ MAX_PIXELS = 64 * 1024 * 1024
 """Of one conditioning picture: some kilobytes of file can unpack into all the memory there is."""
 
 
+class Frames:
+    """Frames that are made while they are asked for: once, in order, with few in memory at a time."""
+
+    def __init__(self, shape: tuple[int, int, int, int], chunks: Iterable[NDArray[np.uint8]]) -> None:
+        self.shape = shape
+        """(T, H, W, 3)"""
+        self._chunks = chunks
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        for chunk in self._chunks:
+            yield from chunk
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Media:
     """What a generation made."""
 
-    frames: NDArray[np.uint8]
+    frames: NDArray[np.uint8] | Frames
     """[T, H, W, 3], RGB."""
     latents: NDArray[np.float32]
     """The final latents, before the VAE."""
@@ -276,17 +292,29 @@ def _write_image(media: Media, part: Path) -> None:
     import PIL.Image
 
     # JPEG with chroma at full size: one picture has the room, and edges keep their colour. PNG ignores both.
-    PIL.Image.fromarray(media.frames[0]).save(part, quality=95, subsampling=0)
+    PIL.Image.fromarray(next(iter(media.frames))).save(part, quality=95, subsampling=0)
 
 
 def _write_arrays(media: Media, part: Path) -> None:
     import numpy as np
 
-    arrays: dict[str, Any] = {"frames": media.frames, "latents": media.latents}
+    arrays: dict[str, Any] = {"frames": whole(media.frames), "latents": media.latents}
     if media.sound is not None:
         arrays |= {"sound": media.sound, "sampling_rate": np.int64(media.sampling_rate or 0)}
     with part.open("wb") as file:  # by name, numpy would append its own ending to another spelling of it
         np.savez(file, **arrays)
+
+
+def whole(frames: NDArray[np.uint8] | Frames) -> NDArray[np.uint8]:
+    """All frames in one array."""
+    import numpy as np
+
+    if not isinstance(frames, Frames):
+        return frames
+    array = np.empty(frames.shape, dtype=np.uint8)
+    for number, frame in enumerate(frames):
+        array[number] = frame
+    return array
 
 
 def read_arrays(path: str | os.PathLike[str], fps: float) -> Media:

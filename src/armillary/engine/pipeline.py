@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armillary.engine.guidance import own_denoiser
-from armillary.engine.media import CONDITION_FRAMES, Media, read_image, read_video
+from armillary.engine.media import CONDITION_FRAMES, Frames, Media, read_image, read_video, whole
 from armillary.engine.request import CompleteRequest
 from armillary.errors import CheckpointError, Problem
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from armillary.parallel.mesh import Mesh
 
@@ -79,24 +81,65 @@ def _is_whole(component: Any) -> bool:
 
 
 def run_pipeline(
-    pipeline: Any, request: CompleteRequest, mesh: Mesh, on_step: Callable[[int], None]
+    pipeline: Any,
+    request: CompleteRequest,
+    mesh: Mesh,
+    on_step: Callable[[int], None],
+    *,
+    on_latents: Callable[[torch.Tensor], None] | None = None,
+    write: Callable[[Media], None] | None = None,
 ) -> tuple[Media | None, torch.Tensor]:
-    """Run one generation. Returns what was made (on the first rank) and the final vision latents."""
-    from armillary.parallel.vae import divided_decode, divides_decode
+    """Run one generation. Returns what was made (on the first rank) and the final vision latents.
+
+    With `write` the first rank gives it what is made instead, once, with frames that are decoded while they
+    are asked for; all ranks decode until the last one, also where `write` fails. `on_latents` comes before.
+    """
+    with own_denoiser(pipeline, request.guidance_interval, mesh.groups["cfg"], on_step):
+        state = pipeline(**pipeline_arguments(request), output_type="latent")
+    latents = state.get("latents")
+    if on_latents:
+        on_latents(latents)
+    chunks = _decoded(pipeline, latents, request, mesh)
+    media = _media(state, request, chunks) if mesh.is_first else None
+    try:
+        if media and write:
+            write(media)
+            media = None
+        elif media:
+            media = replace(media, frames=whole(media.frames))
+    finally:
+        for _ in chunks:  # what is left: of the ranks that do not write, all
+            mesh.everyone.heartbeat.beat()
+    return media, latents
+
+
+def _decoded(
+    pipeline: Any, latents: torch.Tensor, request: CompleteRequest, mesh: Mesh
+) -> Iterator[NDArray[np.uint8]]:
+    """Frames [t, H, W, 3] as the pipeline's decode step makes them, in turn; where the decode is not divided,
+    on the first rank only."""
+    import numpy as np
+
+    from armillary.parallel.collectives import Group
+    from armillary.parallel.vae import decoded_frames, divides_decode
 
     divided = divides_decode(
         mesh.everyone, request.width, request.height, request.num_frames, pipeline.vae_scale_factor_spatial
     )
-    with (
-        divided_decode(pipeline.vae, mesh.everyone) if divided else nullcontext(),
-        own_denoiser(pipeline, request.guidance_interval, mesh.groups["cfg"], on_step),
-    ):
-        state = pipeline(
-            **pipeline_arguments(request),
-            output_type="pil" if mesh.is_first else "pt" if divided else "latent",
-        )
-    latents = state.get("latents")
-    return (_media(state, request) if mesh.is_first else None), latents
+    if not (divided or mesh.is_first):
+        return
+    dtype = pipeline.vae.dtype
+    mean, inverse = (
+        numbers.to(device=latents.device, dtype=dtype).view(1, -1, 1, 1, 1)
+        for numbers in (pipeline._vae_latents_mean, pipeline._vae_latents_inv_std)
+    )
+    z = latents.to(dtype) / inverse + mean
+    for frames in decoded_frames(pipeline.vae, z, mesh.everyone if divided else Group("world")):
+        mesh.everyone.heartbeat.beat()
+        if mesh.is_first:
+            finish = pipeline.video_processor.postprocess_video
+            pictures = finish(frames.to(latents.dtype), output_type="pil")[0]
+            yield np.stack([np.asarray(picture) for picture in pictures])
 
 
 def pipeline_arguments(request: CompleteRequest) -> dict[str, Any]:
@@ -134,12 +177,10 @@ def _conditions(request: CompleteRequest) -> Mapping[str, Any]:
     return conditions
 
 
-def _media(state: Any, request: CompleteRequest) -> Media:
-    import numpy as np
-
+def _media(state: Any, request: CompleteRequest, chunks: Iterator[NDArray[np.uint8]]) -> Media:
     sound = state.get("sound")
     return Media(
-        frames=np.stack([np.asarray(frame) for frame in state.get("videos")]),
+        frames=Frames((request.num_frames, request.height, request.width, 3), chunks),
         latents=state.get("latents").float().cpu().numpy(),
         fps=request.fps,
         sound=None if sound is None else sound.float().cpu().numpy(),

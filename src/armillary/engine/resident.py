@@ -15,6 +15,8 @@ from armillary.layout import Layout
 from armillary.residency import Residency
 
 if TYPE_CHECKING:
+    import torch
+
     from armillary.engine.worker import Rank
     from armillary.parallel.mesh import Mesh
 
@@ -24,7 +26,7 @@ class Made:
     """What one request made, and when."""
 
     media: Media | None
-    """On the first rank only."""
+    """On the first rank only, and only where it was not written."""
     first_call: float
     """`time.monotonic()` of the first call of the transformer."""
     steps: tuple[float, ...]
@@ -76,8 +78,15 @@ class Resident:
         # by storage: what stands in for weights that live elsewhere has a shape, but no memory
         return sum(parameter.untyped_storage().nbytes() for parameter in self.transformer.parameters())
 
-    def run(self, request: CompleteRequest, rank: Rank, on_step: Callable[[int], None]) -> Made:
-        """Run one request; `on_step(i)` follows step i, on all ranks, and may raise on all of them.
+    def run(
+        self,
+        request: CompleteRequest,
+        rank: Rank,
+        on_step: Callable[[int], None],
+        write: Callable[[Media], None] | None = None,
+    ) -> Made:
+        """Run one request; `on_step(i)` follows step i, on all ranks, and may raise on all of them. The first
+        rank gives `write` what is made, with frames that are decoded while it takes them.
 
         Raises EngineError where the ranks end with different latents.
         """
@@ -93,8 +102,10 @@ class Resident:
             rank.heartbeat.beat(step=i + 1)
             on_step(i)
 
-        media, latents = run_pipeline(self.pipeline, request, self.mesh, stepped)
-        self.mesh.everyone.agree("the final latents", {"latents": fingerprint(latents)})
+        def agree(latents: torch.Tensor) -> None:
+            self.mesh.everyone.agree("the final latents", {"latents": fingerprint(latents)})
+
+        media, _ = run_pipeline(self.pipeline, request, self.mesh, stepped, on_latents=agree, write=write)
         return Made(media, self._first_call, tuple(clock))
 
     def _note_call(self, *_: object) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armillary.engine.media import write_media
+from armillary.engine.media import Media, write_media
 from armillary.engine.request import CompleteRequest
 from armillary.engine.resident import Resident, mesh_of
 from armillary.engine.wire import Line, LineClosedError, Message
@@ -63,17 +63,21 @@ def _run(order: Message, resident: Resident, rank: Rank, orders: _Orders) -> Non
         if orders.is_stopped(order["run"]):
             raise _StoppedError
 
+    failures = []
+
+    def write(media: Media) -> None:
+        try:
+            write_media(media, order["output"])
+        except EngineError as error:  # the disk is full, say: the next request may have more luck
+            failures.append(str(error))
+
     try:
-        made = resident.run(request, rank, on_step)
+        made = resident.run(request, rank, on_step, write)
     except _StoppedError:
         orders.tell({"event": "stopped", **about})
         return
-    if made.media is None:
-        return
-    try:
-        write_media(made.media, order["output"])
-    except EngineError as error:  # the disk is full, say: the other ranks have done their part and wait
-        orders.tell({"event": "failed", **about, "problem": str(error)})
+    if failures:
+        orders.tell({"event": "failed", **about, "problem": failures[0]})
         return
     times = {"first_call": made.first_call, "run_seconds": time.monotonic() - started}
     orders.tell({"event": "done", **about, "step_seconds": made.seconds_per_step, **times})

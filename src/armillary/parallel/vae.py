@@ -8,7 +8,6 @@ needs the whole (small) plane. Both get it, so the result is that of the undivid
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,37 +75,48 @@ class Strips:
         return torch.cat([before, strip, after], dim=self.dim)
 
 
-@contextmanager
-def divided_decode(vae: Any, group: Group) -> Iterator[None]:
-    """While inside, `vae.decode` works on all ranks of `group` together, and all must call it.
+@torch.no_grad()
+def decoded_frames(vae: Any, z: torch.Tensor, group: Group) -> Iterator[torch.Tensor]:
+    """What `vae.decode(z)` gives [1, 3, frames, height, width], the frames of one latent frame after another.
 
-    Each rank gives the whole latents and gets the whole picture. Tiling, where it is switched on, stays
-    what it is.
+    All ranks of `group` take part, each with the whole latents, and get the whole frames: every one must ask
+    for them to the end. Tiling, where it is switched on, and planes too small for strips stay what they are.
     """
-    vae._decode = partial(_decode, vae, vae._decode, group)
+    if vae.use_tiling:
+        yield vae.decode(z).sample
+        return
+    strips = Strips.of(group, z) if 1 < group.size <= max(z.shape[-2:]) else None
+    changed = _look_beyond(vae.decoder, strips) if strips else ()
     try:
-        yield
-    finally:
-        del vae._decode
-
-
-def _decode(vae: Any, stock: Any, group: Group, z: torch.Tensor, return_dict: bool = True) -> Any:
-    if vae.use_tiling or max(z.shape[-2:]) < group.size:
-        return stock(z, return_dict=return_dict)
-    strips = Strips.of(group, z)
-    changed = _look_beyond(vae.decoder, strips)
-    try:
-        (strip,) = stock(strips.own(z), return_dict=False)
+        vae.clear_cache()
+        latents = vae.post_quant_conv(strips.own(z) if strips else z)
+        for number in range(z.shape[2]):
+            # as the class's own loop: its convolutions keep what they have seen of earlier frames
+            vae._conv_idx = [0]
+            frames = vae.decoder(
+                latents[:, :, number : number + 1],
+                feat_cache=vae._feat_map,
+                feat_idx=vae._conv_idx,
+                first_chunk=number == 0,
+            )
+            frames = _unpatched(vae, frames).clamp(-1, 1)
+            if strips:
+                scale = frames.shape[strips.dim] // strips.sizes()[group.rank]
+                frames = strips.whole(frames, scale)
+            yield frames
     finally:
         for module in changed:
             del module.forward
-    scale = strip.shape[strips.dim] // strips.sizes()[group.rank]
-    sample = strips.whole(strip, scale)
-    if not return_dict:
-        return (sample,)
-    from diffusers.models.autoencoders.vae import DecoderOutput
+        vae.clear_cache()
 
-    return DecoderOutput(sample=sample)
+
+def _unpatched(vae: Any, frames: torch.Tensor) -> torch.Tensor:
+    if vae.config.patch_size is None:
+        return frames
+    from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
+
+    picture: torch.Tensor = unpatchify(frames, patch_size=vae.config.patch_size)
+    return picture
 
 
 def _look_beyond(decoder: nn.Module, strips: Strips) -> Sequence[nn.Module]:
