@@ -118,7 +118,7 @@ def on_ranks_masked_keys_are_seen_by_no_rank(world: World) -> None:
     from torch.nn.functional import scaled_dot_product_attention
 
     from armillary.parallel.context import Context
-    from armillary.parallel.context_plan import Counts, SharedAttention
+    from armillary.parallel.shared_attention import Counts, SharedAttention
 
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(2, 11, 4, 8, generator=generator) for _ in range(3))
@@ -148,6 +148,16 @@ def on_ranks_a_processor_that_is_set_later_is_refused(world: World) -> None:
     model.set_attn_processor(type(model.transformer_blocks[0].attn.processor).__mro__[1]())
     with pytest.raises(PlanError, match="FluxAttnProcessor was set after FluxTransformer2DModel was split"):
         run(model, flux().inputs())
+
+
+def on_ranks_a_backend_that_ring_passes_over_is_refused_when_it_is_set_later_too(world: World) -> None:
+    layout = Layout(ring=4)
+    model: Any = parallelize(flux().model(), layout, mesh=world.mesh(layout))
+    model.set_attention_backend("_native_cudnn")
+    with pytest.raises(LayoutError, match=r"ring=4 computes with .* asks for _native_cudnn"):
+        run(model, flux().inputs())
+    model.set_attention_backend("native")
+    run(model, flux().inputs())
 
 
 def on_ranks_the_library_is_as_it_was(world: World) -> None:
