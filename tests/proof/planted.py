@@ -45,6 +45,11 @@ def miss_a_reduce(model: Any, mesh: Mesh) -> None:
     linear.forward = partial(F.linear, weight=linear.weight, bias=linear.bias)
 
 
+def scale_one_layer(model: Any, mesh: Mesh) -> None:
+    """One layer is wrong by three percent, which bfloat16's tolerance of the outputs lets pass."""
+    model.layers[1].self_attn.to_add_out.register_forward_hook(lambda _, __, out: out * 1.03)
+
+
 def change_a_replica(model: Any, mesh: Mesh) -> None:
     """One rank has another value in a parameter that all ranks hold in full."""
     if mesh.everyone.rank == mesh.everyone.size - 1:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from armillary.proof.law import by_block, first_divergence, relative_l2, tolerance
+from armillary.proof.law import by_block, first_divergence, is_routed, relative_l2, tolerance
 from armillary.proof.watch import Place
 
 OUT = Place("blocks.0.attn.to_q", "output", 0)
@@ -51,6 +51,11 @@ def test_what_rounding_does_in_one_process_is_no_divergence() -> None:
 def test_a_half_dtype_has_a_coarser_floor(dtype: str) -> None:
     assert first_divergence(ORDER, {(0, OUT): 9e-4}, {}, dtype) is None
     assert first_divergence(ORDER, {(0, OUT): 9e-4}, {}, "float32") is not None
+
+
+def test_experts_that_a_router_picks_are_told_from_shared_ones() -> None:
+    assert is_routed("blocks.0.ff_i.experts.1.w3")
+    assert not is_routed("blocks.0.ff_i.shared_experts.w3")
 
 
 def test_blocks_have_their_worst_distance_in_the_order_of_their_numbers() -> None:

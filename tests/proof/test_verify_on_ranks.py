@@ -95,7 +95,7 @@ def test_weights_of_the_wrong_heads_are_named(tp: dict[str, VerifyReport]) -> No
 def gather(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, VerifyReport]:
     folder = tmp_path_factory.mktemp("gather")
     home = {"offload": "disk", "evict": "disk"}
-    faults = ["nothing", "count_text_once_per_rank"]
+    faults = ["nothing", "count_text_once_per_rank", "scale_one_layer"]
     return reports(checkpoint, Layout(gather=2), faults, folder, dtype="bfloat16", residency=home)
 
 
@@ -104,6 +104,12 @@ def test_a_context_axis_with_offload_holds_in_bfloat16(gather: dict[str, VerifyR
     assert report.ok
     assert report.dtype == "bfloat16"
     assert report.replicated_dtypes.keys() == {"bfloat16", "float32"}
+
+
+def test_a_wrong_layer_is_found_where_the_outputs_are_near_enough(gather: dict[str, VerifyReport]) -> None:
+    report = gather["scale_one_layer"]
+    assert all(output.ok for output in report.outputs.values())
+    assert (report.ok, report.first_divergence) == (False, "layers.1.self_attn.to_add_out")
 
 
 def test_text_keys_counted_once_per_rank_are_found_in_the_attention(gather: dict[str, VerifyReport]) -> None:

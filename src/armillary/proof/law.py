@@ -81,6 +81,11 @@ def first_divergence(
     return None
 
 
+def is_routed(module: str) -> bool:
+    """Whether a router picks the rows that a module sees: rounding may pick others, which is no fault."""
+    return "experts" in module.split(".")
+
+
 def by_block(values: Mapping[_Key, float]) -> dict[str, float]:
     """The largest value in every block, in order."""
     worst: dict[str, float] = {}

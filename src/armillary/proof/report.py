@@ -74,7 +74,8 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         """Whether the layout computes what one process computes."""
-        return self.ranks_equal and not self.differing and all(one.ok for one in self.outputs.values())
+        equal = self.ranks_equal and not self.differing and self.divergence is None
+        return equal and all(one.ok for one in self.outputs.values())
 
     @property
     def relative_l2(self) -> float:
