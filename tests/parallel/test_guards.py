@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers.hooks import FirstBlockCacheConfig, apply_first_block_cache, apply_group_offloading
+from diffusers.models.transformers.transformer_flux import FluxAttnProcessor, FluxIPAdapterAttnProcessor
 from torch import nn
 
 from armillary import Optional, PlanError
@@ -92,6 +93,25 @@ def on_ranks_a_cache_of_steps_is_refused_where_ranks_see_rows_of_their_own(world
     split: Any = parallelize(_flux().model(), TP2, mesh=world.mesh(TP2))
     split.enable_cache(config)
     assert split.is_cache_enabled
+
+
+def _adapted(model: Any) -> Any:
+    """The processors of a model with an IP adapter at its first attention."""
+    first = "transformer_blocks.0.attn.processor"
+    return model.attn_processors | {first: FluxIPAdapterAttnProcessor(32, 32)}
+
+
+def on_ranks_an_ip_adapter_is_refused_after_a_split_by_heads(world: World) -> None:
+    model: Any = parallelize(_flux().model(), TP2, mesh=world.mesh(TP2))
+    before = model.transformer_blocks[0].attn.processor
+    for call in (
+        lambda m: m.set_attn_processor(_adapted(m)),
+        lambda m: m.transformer_blocks[0].attn.set_processor(FluxIPAdapterAttnProcessor(32, 32)),
+        lambda m: m._load_ip_adapter_weights([]),
+    ):
+        assert "its layers stay whole, and would find the heads of this rank" in _refused(call, model)
+    assert model.transformer_blocks[0].attn.processor is before
+    model.set_attn_processor(FluxAttnProcessor())
 
 
 def on_ranks_projections_are_fused_before_the_split_not_after_it(world: World) -> None:
@@ -182,6 +202,16 @@ def test_a_model_with_a_cache_of_steps_is_not_split() -> None:
         PlanError, match=r"transformer_blocks\.0 has a cache of steps.*disable_cache\(\) first"
     ):
         parallelize(model, TP2)
+
+
+def test_a_model_with_an_ip_adapter_is_not_split_by_heads() -> None:
+    model = _flux().model()
+    model.set_attn_processor(_adapted(model))
+    with pytest.raises(
+        PlanError, match=r"blocks\.\*\.attn has a FluxIPAdapterAttnProcessor: its layers stay"
+    ):
+        parallelize(model, TP2)
+    assert "save_pretrained" not in vars(model)
 
 
 def test_skipped_keys_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch import nn
 
 from armillary.errors import PlanError, Problem
 from armillary.parallel.degrees import runs_context
+from armillary.plan.explain import pattern_of
 
 if TYPE_CHECKING:
     from armillary.parallel.tensor import Sharding
@@ -59,6 +60,11 @@ REFUSED = {
     ),
 }
 """Method of a model or of a module in it -> why its result would be wrong, and what to do instead."""
+_ADAPTER = (
+    "its layers stay whole, and would find the heads of this rank alone",
+    "use cfg, which leaves the model whole",
+)
+REFUSED |= dict.fromkeys(("_load_ip_adapter_weights", "set_attn_processor", "set_processor"), _ADAPTER)
 _CACHING_HOOKS = re.compile(
     "(faster|mag|sea|text_kv)_cache|fbc_|pyramid_attention_broadcast|taylorseer_cache"
 )
@@ -78,6 +84,22 @@ def guard(model: nn.Module, sharding: Sharding) -> None:
                 setattr(module, method, partial(_refuse_method, model, module, method))
     model._apply = partial(_move, model)  # type: ignore[method-assign]
     _gate_hooks(model)
+
+
+def whole_processors(model: nn.Module, split: Collection[str]) -> Iterator[Problem]:
+    """Attention processors with layers (IP adapters) that stay whole where parameters `split` are not."""
+    for path, module in model.named_modules():
+        processor = getattr(module, "processor", None)
+        if not _has_layers(processor):
+            continue
+        inside = [name for name in split if name.startswith(f"{path}.")]
+        if inside and not any(name.startswith(f"{path}.processor.") for name in inside):
+            what = f"{pattern_of(path)} has a {type(processor).__name__}: {_ADAPTER[0]}"
+            yield Problem("whole-processor", what, _ADAPTER[1])
+
+
+def _has_layers(processor: object) -> bool:
+    return isinstance(processor, nn.Module) and next(processor.parameters(), None) is not None
 
 
 def log_skipped(resolved: ResolvedPlan) -> None:
@@ -138,11 +160,20 @@ def _runs_otherwise(sharding: Sharding) -> bool:
     return bool(runs_context(sharding.mesh.layout) or sharding.prefill or sharding.weights)
 
 
-_ONLY_WHERE: Mapping[str, Callable[[Sharding], bool]] = {
-    "enable_layerwise_casting": lambda sharding: bool(sharding.weights),
-    "enable_cache": _runs_otherwise,
+def _splits_heads(sharding: Sharding, *processors: Any) -> bool:
+    """Whether processors, also by name, have layers that know nothing of the split."""
+    given = [p for one in processors for p in (one.values() if isinstance(one, Mapping) else [one])]
+    return bool(sharding.resolved.shards) and any(map(_has_layers, given))
+
+
+_ONLY_WHERE: Mapping[str, Callable[..., bool]] = {
+    "enable_layerwise_casting": lambda sharding, *_: bool(sharding.weights),
+    "enable_cache": lambda sharding, *_: _runs_otherwise(sharding),
+    "_load_ip_adapter_weights": lambda sharding, *_: bool(sharding.resolved.shards),
+    "set_attn_processor": _splits_heads,
+    "set_processor": _splits_heads,
 }
-"""What is right on some of the models that are changed -> where it is wrong."""
+"""What is right on some of the models that are changed -> where, and with what arguments, it is wrong."""
 
 
 def _sharding(model: nn.Module) -> Sharding:
@@ -151,7 +182,8 @@ def _sharding(model: nn.Module) -> Sharding:
 
 
 def _refuse_method(model: nn.Module, module: nn.Module, method: str, *args: Any, **kwargs: Any) -> Any:
-    if _ONLY_WHERE.get(method, _is_changed)(_sharding(model)):
+    sharding, wrong = _sharding(model), _ONLY_WHERE.get(method)
+    if wrong(sharding, *args, *kwargs.values()) if wrong else _is_changed(sharding):
         raise _refusal(model, method)
     return getattr(type(module), method)(module, *args, **kwargs)
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from armillary.errors import PlanError, Problem
 from armillary.parallel.collectives import Group
-from armillary.parallel.guards import guard, log_skipped
+from armillary.parallel.guards import guard, log_skipped, whole_processors
 from armillary.parallel.heads import take_own_heads
 from armillary.parallel.mesh import Mesh
 from armillary.parallel.norms import joined_norm
@@ -107,6 +107,7 @@ def refuse_unknown_modules(model: nn.Module, resolved: ResolvedPlan) -> None:
         if (style := resolved.styles.get(path)) and (shard := resolved.shards.get(f"{path}.weight"))
         for problem in _unknown(pattern_of(path), module, style, shard)
     ]
+    problems += whole_processors(model, resolved.shards)
     if problems:
         raise PlanError(problems)
 
