@@ -11,6 +11,9 @@ from armillary.errors import CheckpointError, LayoutError
 from armillary.models.cosmos3.pathways import UNUSED_BY_GENERATION
 from armillary.models.cosmos3.tiny import TinyOptions, write_tiny
 from armillary.parallel.load import load
+from armillary.parallel.placement import Sources
+from armillary.parallel.residency import HostSource
+from armillary.parallel.tensor import sharding_of
 from armillary.residency import Residency
 from packed_forward import Packed
 from rank_cases import World, run_cases
@@ -55,6 +58,18 @@ def test_a_host_copy_needs_the_files_no_more(folder: Path) -> None:
     expected = Packed().run(moved(folder, Residency()))
     (folder / WEIGHTS).write_bytes(b"")
     assert torch.equal(Packed().run(model)[0], expected[0])
+
+
+def test_a_table_of_which_prompts_read_rows_is_not_copied_to_host_memory(folder: Path) -> None:
+    model = moved(folder, Residency(evict="host"))
+    assert torch.equal(Packed().run(model)[0], Packed().run(moved(folder, Residency()))[0])
+    sharding = sharding_of(model)
+    assert sharding is not None
+    assert sharding.weights is not None
+    source = sharding.weights.source
+    assert isinstance(source, Sources)
+    files = {name for name in sharding.away if not isinstance(source.of(name), HostSource)}
+    assert files == {"embed_tokens.weight"}
 
 
 def test_buffers_stay_where_they_are(folder: Path) -> None:

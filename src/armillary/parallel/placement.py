@@ -38,14 +38,15 @@ def moved_weights(
     device: torch.device,
 ) -> MovedWeights | None:
     """The parameters that do not live on the device, with one host copy of those that live in host memory;
-    None where all do."""
+    None where all do. Of a table only a prompt's rows are ever read: it stays in the files."""
     away = _places(model, resolved, residency)
     if not away:
         return None
     own = ranges_of(resolved, mesh)
     locals_ = {name: _local(resolved, mesh, name) for name in away}
     files = WeightFiles(index, {name: own[name] for name in away}, device)
-    hosted = {name: own[name] for name, place in away.items() if place == "host"}
+    kinds = resolved.skeleton.parameters
+    hosted = {n: own[n] for n, place in away.items() if place == "host" and kinds[n].kind != "embedding"}
     copies = read_tensors(index, hosted, dtype_of=lambda name, _: locals_[name].dtype)
     host = HostSource(copies, device)
     source = Sources({name: host if name in hosted else files for name in away})
@@ -150,9 +151,13 @@ class Sources:
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self._sources = dict(sources)
 
+    def of(self, name: str) -> Source:
+        """The source of one parameter."""
+        return self._sources[name]
+
     def read_into(self, name: str, tensor: torch.Tensor) -> None:
         """See `Source`."""
-        self._sources[name].read_into(name, tensor)
+        self.of(name).read_into(name, tensor)
 
 
 class HostRows:
