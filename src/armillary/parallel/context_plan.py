@@ -107,7 +107,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
 def use_context_plan(model: nn.Module, context: Context, resolved: ResolvedPlan) -> Undo:
     """Put a context plan on a model, after its weights are in place. Returns what takes it back."""
     counts = Counts(context)
-    undo = [_begin_with(model, counts)]
+    undo = [_begin_with(model, counts), model.register_forward_hook(lambda *_: counts.end()).remove]
     for path, inputs in resolved.context.inputs.items():
         undo += _split_at(model.get_submodule(path), path, inputs, context)
     for path, outputs in resolved.context.outputs.items():

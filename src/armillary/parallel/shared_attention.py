@@ -33,16 +33,21 @@ class Counts:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._known: OrderedDict[Hashable, list[tuple[tuple[int, ...], ...]]] = OrderedDict()
+        self._shapes: Hashable = None
         self._now: list[tuple[tuple[int, ...], ...]] = []
         self._place = 0
 
     def begin(self, shapes: Hashable) -> None:
         """A forward begins, with inputs of these shapes."""
-        self._now = self._known.setdefault(shapes, [])
-        self._known.move_to_end(shapes)
+        self._shapes, self._now, self._place = shapes, list(self._known.get(shapes, ())), 0
+
+    def end(self) -> None:
+        """The forward has ended. One that raised half way, on each rank at another place, leaves nothing: the
+        next one asks again, on all of them."""
+        self._known[self._shapes] = self._now
+        self._known.move_to_end(self._shapes)
         while len(self._known) > KEPT_SHAPES:
             self._known.popitem(last=False)
-        self._place = 0
 
     def of(self, *here: int, device: torch.device) -> tuple[Rows, ...]:
         """Where the rows of some sequences lie, of which this rank has as many as it says."""
