@@ -77,6 +77,36 @@ class Declared(Joined):
         object.__setattr__(self.out, "_tp_packed_row_blocks", [8, 24])
 
 
+class Grouped(nn.Module):
+    """Attention with fewer K/V heads, which it counts itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = 4, 2
+        self.q_proj, self.k_proj, self.v_proj = nn.Linear(8, 24), nn.Linear(8, 12), nn.Linear(8, 12)
+        self.o_proj = nn.Linear(24, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.q_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        k, v = (
+            layer(x).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2)
+            for layer in (self.k_proj, self.v_proj)
+        )
+        out = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Attending(Planned):
+    PLAN: ClassVar = {f"attn.{name}_proj": "colwise" for name in "qkv"} | {"attn.o_proj": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = Grouped()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attn(x)  # type: ignore[no-any-return]
+
+
 class Words(Planned):
     """An embedding and the layer that turns states into logits."""
 
@@ -120,6 +150,12 @@ def noise(*shape: int) -> torch.Tensor:
 def on_ranks_columns_then_rows_give_the_whole_with_each_bias_once(world: World) -> None:
     for layout in (TP2, TP4):
         assert_same(made(Pair), world, layout, noise(3, 6), noise(2, 3, 6), noise(6), noise(0, 6))
+
+
+@torch.no_grad()
+def on_ranks_attention_that_nobody_describes_is_told_how_many_heads_a_rank_has(world: World) -> None:
+    assert_same(made(Attending), world, TP2, noise(3, 5, 8))
+    assert_same(made(Attending), world, TP4, noise(3, 5, 8))  # a K/V head on two ranks
 
 
 @torch.no_grad()

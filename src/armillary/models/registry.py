@@ -15,11 +15,11 @@ from typing import Any, cast
 from armillary.checkpoint.dtypes import BY_NAME, DType
 from armillary.errors import CheckpointError, PlanError, Problem, Refusals, list_choices
 from armillary.layout import Layout
-from armillary.models.attentions import undescribed_heads
 from armillary.models.family import Family
 from armillary.plan.declared import declared_plan
 from armillary.plan.draft import EXAMPLE, drafted
 from armillary.plan.explain import match_key
+from armillary.plan.heads import counted_heads, inferred_heads
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.resolve import ResolvedPlan, resolve_plan
 from armillary.plan.skeleton import Parameter, Skeleton
@@ -153,7 +153,8 @@ def skeleton_of(model: Any) -> Skeleton:
     skeleton = replace(Skeleton.of_model(model), declared=declared_plan(model))
     if family := family_of(model):
         return with_facts(skeleton, family)
-    return replace(skeleton, heads=tuple(undescribed_heads(model)))
+    skeleton = replace(skeleton, counted=counted_heads(model))
+    return replace(skeleton, heads=inferred_heads(skeleton))
 
 
 def with_facts(skeleton: Skeleton, family: Family) -> Skeleton:

@@ -35,7 +35,7 @@ def projection_problems(
     sizes = {group.module: group.head_dim for group in skeleton.heads}
     for path, children in attentions(skeleton).items():
         name = key_of(path, skeleton.tree) or "the model"
-        split = {child for child in children if _leaves_parts(styles.get(_join(path, child)))}
+        split = {child for child in children if leaves_parts(styles.get(_join(path, child)))}
         if not split:
             continue
         whole = {child for child in children if _join(path, child) not in styles}
@@ -56,10 +56,11 @@ def attentions(skeleton: Skeleton) -> dict[str, Children]:
             parent, child = parent.rpartition(".")[0], "to_out.0"
         if any(kind.fullmatch(child) for kind in (_INPUT, _FUSED, _OUTPUT, _NORM)):
             found.setdefault(parent, {})[child] = owned
-    return {path: c for path, c in found.items() if sum(map(_is_input, c)) > 1}
+    return {path: c for path, c in found.items() if sum(map(is_input, c)) > 1}
 
 
-def _is_input(child: str) -> bool:
+def is_input(child: str) -> bool:
+    """Whether a layer projects to heads, by its name."""
     return _INPUT.fullmatch(child) is not None or _FUSED.fullmatch(child) is not None
 
 
@@ -67,6 +68,13 @@ def role_of(child: str) -> Role | None:
     """What a projection to heads is counted in, by its name; None for any other layer."""
     found = _INPUT.fullmatch(child)
     return None if found is None else "query" if found[1][0] == "q" else "key_value"
+
+
+def fused_roles(child: str) -> tuple[Role, ...]:
+    """What a fused projection to heads is counted in, part by part, by its name; () for any other layer."""
+    if not _FUSED.fullmatch(child):
+        return ()
+    return ("query", "key_value", "key_value") if "qkv" in child else ("key_value", "key_value")
 
 
 def is_output(child: str) -> bool:
@@ -80,7 +88,7 @@ def is_norm(child: str) -> bool:
 
 
 def _mixed(name: str, children: Children, split: Collection[str]) -> Iterator[Problem]:
-    inputs = [child for child in children if _is_input(child) and _is_linear(children[child])]
+    inputs = [child for child in children if is_input(child) and _is_linear(children[child])]
     halves, others = ([c for c in inputs if (c in split) is side] for side in (True, False))
     if halves and others:
         what = f"{name} has {', '.join(halves)} split by columns and {', '.join(others)} not"
@@ -118,7 +126,8 @@ def _whole_norms(
         yield Problem("norm-whole", what, f"give {list_choices([f'{name}.{n}' for n in norms])} norm_split")
 
 
-def _leaves_parts(style: Style | None) -> bool:
+def leaves_parts(style: Style | None) -> bool:
+    """Whether what comes out of a layer of this style is a part of the columns."""
     return isinstance(style, PackedColwise) or (isinstance(style, Colwise) and not style.gather)
 
 

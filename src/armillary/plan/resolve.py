@@ -16,6 +16,7 @@ from armillary.plan.claims import Claims, claim_modules, intended_styles
 from armillary.plan.context import ResolvedContext, resolve_context
 from armillary.plan.degrees import degree_problems, is_split, legal_degrees, ulysses_problems
 from armillary.plan.explain import Match, match_key, pattern_of
+from armillary.plan.heads import uncounted_problems
 from armillary.plan.pairing import pairing_problems
 from armillary.plan.plan import ParallelPlan
 from armillary.plan.projections import projection_problems
@@ -152,6 +153,8 @@ def examine(skeleton: Skeleton, plan: ParallelPlan, layout: Layout) -> Examinati
     intended = intended_styles(skeleton, plan, claims)
     problems.extend(_half_split(skeleton, intended, groups))
     problems.extend(projection_problems(skeleton, intended, groups))
+    if layout.tp > 1:
+        problems.extend(uncounted_problems(skeleton, styles, groups))
     problems.extend(pairing_problems(skeleton, intended, cuts, claims.matches))
     context = resolve_context(skeleton, plan.context, plan.context_label, problems)
     return Examination(

@@ -84,6 +84,8 @@ class Skeleton:
     arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
     """Every module of a model, those without parameters too -> the arguments of its forward, "**" where it
     takes any. Empty where headers or a config are all that is known."""
+    counted: Mapping[str, Mapping[str, int]] = field(default_factory=dict, compare=False, repr=False)
+    """Modules that count their heads, of a live model that no family describes -> attribute to number."""
     declared: Any = field(default=None, compare=False, repr=False)
     """The `ParallelPlan` that the class itself carries; None without one, or where it is not at hand."""
 
