@@ -75,3 +75,26 @@ def test_a_folder_is_read_from_its_headers(tmp_path: Path, capsys: pytest.Captur
     told = json.loads(capsys.readouterr().out)
     assert told["workload"]["dtype"] == "float32"
     assert told["workload"]["size"] == "64x64"
+
+
+def test_what_cannot_be_answered_is_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "nope", "--gpus", "1", "--gpu", "l40s", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["layouts"] == []
+    assert [problem["rule"] for problem in document["problems"]] == ["model"]
+
+
+@pytest.mark.parametrize("value", ["1e-300", "1e300", "nan", "-1"])
+def test_numbers_that_no_card_has_are_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["advise", "nvidia/Cosmos3-Nano", "--gpus", "1", "--memory-gb", value, "--tflops", value]) == 2
+    )
+    assert capsys.readouterr().err.count("is no card's; use 0.01 to 1e+06") == 2
+
+
+def test_no_command_is_printed_for_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["nvidia/Cosmos3-Super", "--gpus", "4", "--gpu", "rtx-4090", "--tensor-parallel-size", "4"]
+    assert main(["advise", *asked, "--no-evict"]) == 3
+    printed = capsys.readouterr().out
+    assert "generate: none, it does not fit" in printed
+    assert "diffusers: none, it does not fit" in printed

@@ -83,11 +83,17 @@ def _of_other_family(question: Question, option: Option) -> dict[str, Command]:
 
 def _armillary_reason(question: Question, option: Option) -> str:
     """Why Armillary itself cannot run an option that another engine was asked about; empty where it can."""
+    if not option.fits:
+        return _no_room(question, option)
     if option.sharded > 1:
         return "Armillary gathers no weights layer by layer: ask with --engine armillary"
     own = replace(question, engine=ENGINES["armillary"])
     problems = layout_problems(own, option.layout) or residency_problems(own.engine, option.residency)
     return "; ".join(map(str, problems))
+
+
+def _no_room(question: Question, option: Option) -> str:
+    return f"it does not fit: {option.memory.peak / 1e9:.1f} GB at the peak on a {question.gpu.name}"
 
 
 def _generate(question: Question, option: Option, given: Mapping[str, Any]) -> Command:
@@ -204,6 +210,8 @@ def _diffusers(question: Question, option: Option) -> Command:
         return Command(reason="the cfg axis acts in Armillary's own denoiser, not in a bare transformer")
     if option.residency.moves or option.sharded > 1:
         return Command(reason="snippets keep the weights on the device; use armillary generate")
+    if layout.world_size > 1 and not option.fits:
+        return Command(reason=_no_room(question, option))
     name = question.model.name
     if layout.world_size == 1:
         theirs = replace(question, engine=ENGINES["diffusers"]).evaluate(layout, Residency())

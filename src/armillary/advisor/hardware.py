@@ -225,6 +225,10 @@ def find_gpu(name: str) -> Gpu:
         ) from None
 
 
+LEAST, MOST = 0.01, 1e6
+"""Of any number that describes a card; beyond them a unit was mistaken."""
+
+
 def described_gpu(
     base: Gpu | None = None,
     *,
@@ -243,13 +247,13 @@ def described_gpu(
         link: to another card of the machine, GB/s in one direction.
         watts: board power; left out beside a rate, `UNKNOWN_WATTS_PER_TFLOP` of it.
 
-    Raises `RequestError` with every number that is missing or not positive.
+    Raises `RequestError` with every number that is missing or that no card can have.
     """
     numbers = {"memory-gb": memory_gb, "tflops": tflops, "bandwidth": bandwidth, "link": link, "watts": watts}
     problems = [
-        Problem("gpu-number", f"--{flag} {value:g} is not above 0", "give the card's own number")
+        Problem("gpu-number", f"--{flag} {value:g} is no card's", f"use {LEAST:g} to {MOST:g}")
         for flag, value in numbers.items()
-        if value is not None and not 0 < value < float("inf")
+        if value is not None and not LEAST <= value <= MOST
     ]
     if base is None and memory_gb is None:
         fix = f"name one with --gpu ({list_choices([*GPUS])}), or give --memory-gb"

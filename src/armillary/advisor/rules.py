@@ -33,8 +33,9 @@ def residency_problems(engine: Engine, residency: Residency) -> list[Problem]:
 def _of_any_engine(question: Question, layout: Layout) -> Iterator[Problem]:
     engine, able = question.engine, question.model.abilities
     if layout.world_size > engine.most_ranks:
-        why = f"{engine.title} runs Cosmos 3 on {engine.most_ranks} device, not {layout.world_size}"
-        yield Problem("engine-ranks", why, "use one device, or another engine")
+        most = "one device" if engine.most_ranks == 1 else f"at most {engine.most_ranks} devices"
+        why = f"{engine.title} runs Cosmos 3 on {most}, not {layout.world_size}"
+        yield Problem("engine-ranks", why, f"use {most}, or another engine")
         return
     if layout.cfg == 2 and not question.workload.guided:
         reason = "a distilled checkpoint has" if able.distilled else "guidance 1 has"

@@ -86,14 +86,6 @@ class CheckReport:
         return self.plan.to_json() if self.plan.entries else drafted_for(self.skeleton)
 
 
-def refused_to_json(problems: tuple[Problem, ...]) -> dict[str, Any]:
-    """The same document where there was nothing to check."""
-    empty: dict[str, list[object]] = {
-        name: [] for name in ("rules", "split", "replicated", "skipped_optional", "bytes_per_rank")
-    }
-    return {"ok": False, **empty, "problems": problems_to_json(problems)}
-
-
 def problems_to_json(problems: tuple[Problem, ...]) -> list[dict[str, str]]:
     """Problems as `--json` prints them."""
     return [{"rule": p.rule, "message": p.message, "fix": p.fix} for p in problems]

@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from armillary.errors import ArmillaryError, Problem
 
 VERBS = {
-    "advise": "Say whether a generation fits, how fast, and with which command.",
+    "advise": "Say whether and how a generation fits, how long it takes, and what to type.",
     "check": "Hold a plan against a checkpoint's own tensors.",
     "generate": "Generate a picture or a video, on one device or on several.",
     "serve": "Serve a model over HTTP, as OpenAI's and vLLM-Omni's API.",

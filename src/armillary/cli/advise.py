@@ -10,7 +10,9 @@ from armillary.cli.options import (
     LAYOUT,
     REQUEST,
     RESIDENCY,
+    Dtype,
     degrees_of,
+    refusals_as_json,
     request_of,
     residency_of,
     takes,
@@ -38,10 +40,7 @@ def advise(
     engine: Annotated[
         str, typer.Option(metavar="NAME", help="Whose time: armillary, vllm-omni, pytorch or diffusers.")
     ] = "armillary",
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", help="Of weights and computation; else as the transformer is stored."),
-    ] = None,
+    dtype: Dtype = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
     **flags: Any,
 ) -> None:
@@ -75,7 +74,9 @@ def advise(
             residency=residency_of(flags),
             dtype=dtype,
         )
-    refusals.raise_if_any()
+    nothing: dict[str, list[object]] = {"layouts": [], "refused": [], "advice": []}
+    with refusals_as_json(json, {"model": model, "engine": engine, **nothing}):
+        refusals.raise_if_any()
     _print(answer, json)
     if code := exit_code(answer):
         raise typer.Exit(code)

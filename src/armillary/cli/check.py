@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armillary.cli.options import LAYOUT, RESIDENCY, PlanFile, degrees_of, residency_of, takes
-from armillary.errors import ArmillaryError
+from armillary.cli.options import (
+    LAYOUT,
+    RESIDENCY,
+    PlanFile,
+    degrees_of,
+    refusals_as_json,
+    residency_of,
+    takes,
+)
 
 if TYPE_CHECKING:
     from armillary.checks.report import CheckReport, Variant
@@ -53,7 +59,9 @@ def check(
         return
     if checkpoint is None:
         raise typer.BadParameter("name a MODEL, or check the shipped plans with --all")
-    with _refusals_as_json(as_json):
+    names = ("rules", "split", "replicated", "skipped_optional", "bytes_per_rank")
+    nothing: dict[str, list[object]] = {name: [] for name in names}
+    with refusals_as_json(as_json, {"ok": False, **nothing}):
         report = run.check(
             checkpoint,
             degrees_of(flags),
@@ -74,19 +82,6 @@ def check(
 def _refuse_beside_all(given: list[Any]) -> None:
     if any(given):
         raise typer.BadParameter("--all checks every shipped plan, so that it takes --json and nothing else")
-
-
-@contextmanager
-def _refusals_as_json(as_json: bool) -> Iterator[None]:
-    """With --json stdout holds a document also when there was nothing to check; stderr says it in lines."""
-    try:
-        yield
-    except ArmillaryError as error:
-        if as_json:
-            from armillary.checks.report import refused_to_json
-
-            typer.echo(json.dumps(refused_to_json(error.problems), indent=2))
-        raise
 
 
 def _print_report(report: CheckReport) -> None:

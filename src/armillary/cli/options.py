@@ -7,12 +7,16 @@ so that every wrong value is named at once and in the same words.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from armillary.errors import ArmillaryError
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,19 @@ def residency_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in wanted.items() if value is not None}
     # said to be off, which is not the same as left open
     return given | {"evict": None} if flags["no_evict"] else given
+
+
+@contextmanager
+def refusals_as_json(wanted: bool, document: Mapping[str, Any]) -> Iterator[None]:
+    """With --json stdout holds a document also when there is no answer: `document`, which has the form of one
+    with nothing in it, and the problems. stderr says them in lines."""
+    try:
+        yield
+    except ArmillaryError as error:
+        if wanted:
+            problems = [{"rule": p.rule, "message": p.message, "fix": p.fix} for p in error.problems]
+            typer.echo(json.dumps({**document, "problems": problems}, indent=2))
+        raise
 
 
 def _whole(text: str) -> int | str:

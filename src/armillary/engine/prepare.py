@@ -79,7 +79,7 @@ def prepare(
     home = _residency(residency, refusals)
     asked = _request(request, refusals)
     if not is_here(checkpoint):
-        _refuse_before_download(str(checkpoint), asked, degrees, output, refusals)
+        _refuse_before_download(str(checkpoint), asked, degrees, overrides, output, refusals)
     able = filled = described = resolved = None
     with refusals.collect():
         folder = locate(checkpoint, whole=True)
@@ -114,7 +114,12 @@ def prepare(
 
 
 def _refuse_before_download(
-    repo: str, asked: GenerationRequest | None, layout: Layout | None, output: Path | None, refusals: Refusals
+    repo: str,
+    asked: GenerationRequest | None,
+    layout: Layout | None,
+    overrides: Mapping[str, object] | None,
+    output: Path | None,
+    refusals: Refusals,
 ) -> None:
     """What the configs of a hub repo refuse, before its weights (128 GB, say) are fetched."""
     with refusals.collect():
@@ -125,7 +130,7 @@ def _refuse_before_download(
         config = read_object(configs / "transformer" / "config.json")
         skeleton = skeleton_for(class_named_in(config, configs / "transformer"), config)
         if layout:
-            resolve(skeleton, layout)
+            resolve(skeleton, layout, overrides=overrides)
     refusals.raise_if_any()
 
 

@@ -50,7 +50,7 @@ def _text(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise PlanError(Problem("plan-file", f"{path} is too large for a plan", "check the path"))
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise PlanError(
             Problem("plan-file", f"{path} cannot be read: {error.strerror}", "check the path")
@@ -75,8 +75,11 @@ def _compose(path: Path, text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         what = f"{path}{line} is not YAML: {error.problem or error.context}"
-    except (yaml.YAMLError, RecursionError) as error:
-        what = f"{path} is not YAML: {' '.join(str(error).split())}"
+    except RecursionError:
+        what = f"{path} is nested too deeply for a plan"
+    except (yaml.YAMLError, ValueError) as error:  # Python reads no whole number of thousands of digits
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        what = f"{path} is not {kind}: {' '.join(str(error).split())}"
     raise PlanError(Problem("plan-file", what, 'write {"layers.*.mlp.up_proj": "colwise"}')) from None
 
 
