@@ -152,7 +152,7 @@ def _bytes(
         for rank in range(tp):
             part = parameter.nbytes
             if key is not None:
-                part = part // shards[key].size * shards[key].local_size(rank)
+                part = shards[key].local_bytes(part, rank)
             (elsewhere if name in away else device)[rank] += part
     return tuple(device), tuple(elsewhere)
 

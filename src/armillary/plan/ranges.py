@@ -67,6 +67,10 @@ class Shard:
         """Size of `dim` on one rank."""
         return sum(stop - start for start, stop in self.pieces[tp_rank])
 
+    def local_bytes(self, nbytes: int, tp_rank: int) -> int:
+        """Bytes that one rank holds of a parameter that has `nbytes` in all."""
+        return nbytes // self.size * self.local_size(tp_rank)
+
     def local_shape(self, shape: Sequence[int], tp_rank: int) -> tuple[int, ...]:
         """The shape one rank holds of a parameter whose full shape is `shape`."""
         return (*shape[: self.dim], self.local_size(tp_rank), *shape[self.dim + 1 :])

@@ -6,7 +6,7 @@ together. Nothing here needs torch, so the dry run and the real one are the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -87,13 +87,15 @@ class ResolvedPlan:
         shape = self.skeleton.parameters[name].shape
         return self.shards[name].local_shape(shape, tp_rank) if name in self.shards else shape
 
-    def bytes_on(self, tp_rank: int) -> int:
-        """Bytes of all parameters that one tp rank holds, split and replicated."""
+    def bytes_on(self, tp_rank: int, *, leave_out: Collection[str] = ()) -> int:
+        """Bytes of all parameters that one tp rank holds, split and replicated, but those of the modules
+        to leave out."""
+        unused = tuple(f"{module}." for module in leave_out)
         total = 0
         for name, parameter in self.skeleton.parameters.items():
-            shard = self.shards.get(name)
-            part = parameter.nbytes
-            total += part if shard is None else part // shard.size * shard.local_size(tp_rank)
+            if not name.startswith(unused):
+                shard, whole = self.shards.get(name), parameter.nbytes
+                total += whole if shard is None else shard.local_bytes(whole, tp_rank)
         return total
 
 

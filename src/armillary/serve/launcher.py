@@ -117,17 +117,7 @@ def _predicted(job: Job) -> tuple[int, ...]:
     """Bytes of weights by rank: the shards of everything but what generation never calls."""
     from armillary.models.cosmos3 import UNUSED_BY_GENERATION
 
-    resolved = job.resolved
-    unused = tuple(f"{module}." for module in UNUSED_BY_GENERATION)
-    total = []
-    for tp_rank in range(job.layout.tp):
-        held = 0
-        for name, parameter in resolved.skeleton.parameters.items():
-            if not name.startswith(unused):
-                shard = resolved.shards.get(name)
-                whole = parameter.nbytes
-                held += whole if shard is None else whole // shard.size * shard.local_size(tp_rank)
-        total.append(held)
+    total = [job.resolved.bytes_on(rank, leave_out=UNUSED_BY_GENERATION) for rank in range(job.layout.tp)]
     ranks = range(job.layout.world_size)
     return tuple(total[job.layout.coordinate(rank)["tp"]] for rank in ranks)
 
