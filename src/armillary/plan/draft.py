@@ -7,18 +7,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from armillary.plan.explain import key_of
+from armillary.plan.projections import fused_roles, is_input, is_output
 from armillary.plan.skeleton import Skeleton, tree_of
 
-_LAYERS: tuple[tuple[str, Any], ...] = (
-    (r"(to_|add_|w)?(q|k|v|query|key|value)(_proj|_t)?", "colwise"),
-    (r"(to_|add_)?(added_)?qkv(_proj)?", {"packed_colwise": [1, 1, 1]}),
-    (r"(to_|add_)?(added_)?kv(_proj)?", {"packed_colwise": [1, 1]}),
-    (r"to_out(_t|\.0)?|to_add_out|o_proj|out_proj|wo", "rowwise"),
+_MLP: tuple[tuple[str, Any], ...] = (
     (r"gate_proj|up_proj|w1|w3|fc1|linear_in|net\.0\.proj", "colwise"),
     (r"gate_up_proj", {"packed_colwise": [1, 1]}),
     (r"down_proj|w2|fc2|linear_out|net\.2", "rowwise"),
 )
-"""What the end of a path says of the layer: most of the field's attention and MLP blocks."""
+"""What the end of a path says of an MLP's layer; those of attention are in `projections`."""
 
 EXAMPLE: Mapping[str, Any] = {"blocks.*.attn.to_q": "colwise", "blocks.*.attn.to_out.0": "rowwise"}
 """What a plan looks like, for a model whose layers are not known."""
@@ -46,7 +43,15 @@ def drafted_for(skeleton: Skeleton) -> dict[str, Any]:
 
 
 def _style(key: str) -> Any:
-    for pattern, style in _LAYERS:
-        if re.search(rf"\.({pattern})$", key):
-            return style
+    parts = key.split(".")
+    for child in (".".join(parts[-length:]) for length in range(1, min(len(parts), 4))):
+        if fused := fused_roles(child):
+            return {"packed_colwise": [1] * len(fused)}
+        if is_input(child):
+            return "colwise"
+        if is_output(child):
+            return "rowwise"
+        for pattern, style in _MLP:
+            if re.fullmatch(pattern, child):
+                return style
     return None
