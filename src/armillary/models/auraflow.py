@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from armillary.models.cost import Attention, Cost, Size
+from armillary.models.cost import Attention, Cost, Size, text_rows
 from armillary.models.entries import MODULATION, attention_entries, optional
 from armillary.models.family import attention
 from armillary.plan.plan import ParallelPlan
@@ -76,14 +76,13 @@ def cost(config: Mapping[str, Any], size: Size) -> Cost:
     picture = (size.height // config["patch_size"]) * (size.width // config["patch_size"])
     text = size.text + _REGISTERS
     both = picture + text
-    of_text = ("ff_context", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out")
     return Cost(
         rows={
             "pos_embed.proj": picture,
             "proj_out": picture,
             "context_embedder": size.text,
             _TWO: picture,
-            **{f"{_TWO}.{name}": text for name in of_text},
+            **text_rows(_TWO, text, "ff_context"),
             _ONE: both,
             **{f"{block}.linear": 1 for block in (f"{_TWO}.norm1", f"{_TWO}.norm1_context", f"{_ONE}.norm1")},
         },

@@ -30,6 +30,12 @@ class Attention:
     keys: int
 
 
+def text_rows(block: str, rows: int, *layers: str) -> dict[str, int]:
+    """The prompt's layers in blocks with two streams: its projections in attention, and `layers`."""
+    attention = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    return {f"{block}.{layer}": rows for layer in (*(f"attn.{name}" for name in attention), *layers)}
+
+
 @dataclass(frozen=True)
 class Cost:
     """Of one item of a batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from armillary.models.cost import Attention, Cost, Size
+from armillary.models.cost import Attention, Cost, Size, text_rows
 from armillary.models.entries import MODULATION, attention_entries, feed_forward_entries, optional
 from armillary.models.family import attention
 from armillary.plan.plan import ParallelPlan
@@ -74,14 +74,13 @@ def cost(config: Mapping[str, Any], size: Size) -> Cost:
     """See `Family.cost`; latents are packed two by two before the model sees them."""
     picture = (size.height // 2) * (size.width // 2)
     both = picture + size.text
-    text = ("norm1_context", "ff_context", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
     return Cost(
         rows={
             "x_embedder": picture,
             "proj_out": picture,
             "context_embedder": size.text,
             _TWO: picture,
-            **{f"{_TWO}.{name}": size.text for name in (*text, "attn.to_added_qkv", "attn.to_add_out")},
+            **text_rows(_TWO, size.text, "norm1_context", "ff_context", "attn.to_added_qkv"),
             _ONE: both,
             **{f"{block}.linear": 1 for block in (f"{_TWO}.norm1", f"{_TWO}.norm1_context", f"{_ONE}.norm")},
         },

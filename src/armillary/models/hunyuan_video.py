@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from armillary.models.cost import Attention, Cost, Size
+from armillary.models.cost import Attention, Cost, Size, text_rows
 from armillary.models.entries import MODULATION, attention_entries, feed_forward_entries, optional
 from armillary.models.family import attention
 from armillary.plan.plan import ParallelPlan
@@ -102,13 +102,12 @@ def cost(config: Mapping[str, Any], size: Size) -> Cost:
 
 def two_stream_rows(video: int, text: int) -> dict[str, int]:
     """Rows of the layers of the refiner and of the blocks with two streams."""
-    of_text = ("ff_context", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out")
     return {
         "proj_out": video,
         "context_embedder": text,
         f"{REFINER}.norm_out": 1,
         TWO: video,
-        **{f"{TWO}.{name}": text for name in of_text},
+        **text_rows(TWO, text, "ff_context"),
         **{f"{TWO}.{name}.linear": 1 for name in ("norm1", "norm1_context")},
     }
 

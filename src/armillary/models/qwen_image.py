@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from armillary.models.cost import Attention, Cost, Size
+from armillary.models.cost import Attention, Cost, Size, text_rows
 from armillary.models.entries import MODULATION, attention_entries, feed_forward_entries
 from armillary.models.family import attention
 from armillary.plan.plan import ParallelPlan
@@ -58,14 +58,13 @@ def cost(config: Mapping[str, Any], size: Size) -> Cost:
     """See `Family.cost`; latents are packed two by two before the model sees them."""
     picture = (size.height // 2) * (size.width // 2) * size.frames
     both = picture + size.text
-    text = ("txt_mlp", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out")
     return Cost(
         rows={
             "img_in": picture,
             "proj_out": picture,
             "txt_in": size.text,
             _BLOCK: picture,
-            **{f"{_BLOCK}.{name}": size.text for name in text},
+            **text_rows(_BLOCK, size.text, "txt_mlp"),
             **{f"{_BLOCK}.{name}": 1 for name in ("img_mod", "txt_mod")},
         },
         attentions=(Attention(f"{_BLOCK}.attn", both, both),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from armillary.models.cost import Attention, Cost, Size
+from armillary.models.cost import Attention, Cost, Size, text_rows
 from armillary.models.entries import MODULATION, attention_entries, feed_forward_entries, optional
 from armillary.models.family import attention
 from armillary.plan.plan import ParallelPlan
@@ -62,13 +62,12 @@ def cost(config: Mapping[str, Any], size: Size) -> Cost:
     """See `Family.cost`."""
     picture = (size.height // config["patch_size"]) * (size.width // config["patch_size"])
     both = picture + size.text
-    text = ("ff_context", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out")
     return Cost(
         rows={
             "proj_out": picture,
             "context_embedder": size.text,
             _BLOCK: picture,
-            **{f"{_BLOCK}.{name}": size.text for name in text},
+            **text_rows(_BLOCK, size.text, "ff_context"),
             **{f"{_BLOCK}.{name}.linear": 1 for name in ("norm1", "norm1_context")},
         },
         attentions=(
