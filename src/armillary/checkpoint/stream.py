@@ -219,9 +219,14 @@ def _mapped_windows(descriptor: int, entry: TensorEntry, rows: Rows) -> Iterator
         raise _unreadable(entry, str(error.strerror)) from error
     stored = np.frombuffer(mapping, np.uint8, offset=entry.offset - start).reshape(rows.count, rows.nbytes)
     per_window = max(1, WINDOW // rows.wanted)
-    for first in range(0, rows.count, per_window):
-        block = stored[first : first + per_window]
-        _fetch(descriptor, entry.offset + first * rows.nbytes, 2 * block.nbytes)
+    blocks = [stored[first : first + per_window] for first in range(0, rows.count, per_window)]
+    place = entry.offset
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        if block is blocks[0]:
+            _fetch(descriptor, place, block.nbytes)
+        place += block.nbytes
+        if after is not None:
+            _fetch(descriptor, place, after.nbytes)
         yield partial(_copy_runs, block, rows), len(block) * rows.wanted
 
 
