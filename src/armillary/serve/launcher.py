@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,31 +20,17 @@ from armillary.engine.eviction import is_open, usual_video, with_eviction
 from armillary.engine.prepare import Job, latent_patch, prepare
 from armillary.errors import EngineError, Problem, RequestError
 from armillary.residency import Residency
-from armillary.serve.settings import Settings, is_loopback
+from armillary.serve.settings import Choices, Settings, is_loopback
 
 if TYPE_CHECKING:
     from armillary.engine.worker import Rank
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What the command line asks for, beside the model and how it is laid out."""
+class Wanted(Choices):
+    """The choices as they were typed: `names` may be none, and the door is still to be judged."""
 
-    host: str
-    port: int
-    api_key: str | None
     no_auth: bool
-    names: tuple[str, ...]
-    data: Path
-    seed: int | None
-    step_timeout: float
-    init_timeout: float
-    max_attempts: int
-    max_queue: int
-    max_upload_bytes: int
-    result_max_age: float
-    result_max_bytes: int
-    allowed_local_media_path: str | None
 
 
 def serve(
@@ -99,10 +85,10 @@ def _settings(checkpoint: str, job: Job, wanted: Wanted) -> Settings:
     # every component that some request may need is loaded once
     everything = replace(job.request, sound=able.sound and not (able.edge or able.distilled))
     payload = {**replace(job, request=everything).payload(Path("unused")), "layout": job.layout.degrees}
-    fields = {key: value for key, value in asdict(wanted).items() if key not in ("no_auth", "names")}
+    chosen: dict[str, Any] = {field.name: getattr(wanted, field.name) for field in fields(Choices)}
+    chosen["names"] = wanted.names or tuple(dict.fromkeys((checkpoint, able.name)))
     return Settings(
-        **fields,
-        names=wanted.names or tuple(dict.fromkeys((checkpoint, able.name))),
+        **chosen,
         checkpoint=checkpoint,
         run=Path(tempfile.mkdtemp(prefix="armillary-serve-")),
         payload=payload,

@@ -22,28 +22,16 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Checked, complete, and written to the run folder, which only the user can enter."""
+class Choices:
+    """What the command line decides, beside the model and how it is laid out."""
 
-    checkpoint: str
-    """As it was named on the command line."""
     names: tuple[str, ...]
     """By which clients may call the model; the first is shown."""
     host: str
     port: int
     data: Path
     """Jobs, uploads and results."""
-    run: Path
-    """Folder of this run alone, gone after it."""
     api_key: str | None
-    payload: Mapping[str, Any]
-    """What the ranks are told; see `engine.prepare.Job.payload`."""
-    world_size: int
-    predicted_bytes: tuple[int, ...]
-    """Of weights, by rank."""
-    abilities: Abilities
-    patch: int
-    """Latent rows and columns that make one token."""
     seed: int | None
     """Of requests that name none; None: one is drawn for each."""
     step_timeout: float
@@ -56,6 +44,24 @@ class Settings:
     result_max_bytes: int
     allowed_local_media_path: str | None
     """Taken, and without effect until local media are served at all; the start-up table says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Choices):
+    """Checked, complete, and written to the run folder, which only the user can enter."""
+
+    checkpoint: str
+    """As it was named on the command line."""
+    run: Path
+    """Folder of this run alone, gone after it."""
+    payload: Mapping[str, Any]
+    """What the ranks are told; see `engine.prepare.Job.payload`."""
+    world_size: int
+    predicted_bytes: tuple[int, ...]
+    """Of weights, by rank."""
+    abilities: Abilities
+    patch: int
+    """Latent rows and columns that make one token."""
     external_ranks: bool = False
     """The ranks are torchrun's, and the first of them calls in by itself."""
 
