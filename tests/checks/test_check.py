@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sparse import SUPER, write_headers, write_sparse
 
 from armillary import ArmillaryError, CheckpointError, PlanError
 from armillary.checks.run import check, check_all
 from armillary.models.cosmos3 import PLAN
+from sparse import SUPER, write_headers, write_sparse
 
 SMALL = {**SUPER, "num_hidden_layers": 2, "vocab_size": 1000}
 EDGE = {**SMALL, "hidden_act": "relu2"}
