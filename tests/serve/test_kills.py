@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import signal
 import threading
 import time
+from collections import defaultdict
 from contextlib import suppress
-from typing import Any
 
-import av
 import httpx
-import numpy as np
 import pytest
 from servers import SMALL, Server, eventually
 
 PARTS = ("worker", "engine_process", "http_process", "supervisor")
 SEEDS = (1, 2, 3)
 BACK_SECONDS = 20.0
-SAME_PICTURE = 6.0
-"""Levels of 255 that two encodings of the same frames may differ by on average."""
 
 
 class Stream:
@@ -70,14 +65,6 @@ def _await_answer(server: Server) -> float:
     return time.monotonic() - started
 
 
-def _frames(server: Server, video_id: str) -> np.ndarray[Any, Any]:
-    clip = io.BytesIO(server.get(f"/v1/videos/{video_id}/content").content)
-    with av.open(clip) as container:
-        return np.stack(
-            [frame.to_ndarray(format="rgb24").astype(float) for frame in container.decode(video=0)]
-        )
-
-
 def check_kills(server: Server, parts: list[str], chance: random.Random) -> dict[str, float]:
     """Kill these parts one after another under a stream of jobs; the worst times to come back, in seconds."""
     stream, answered, ready = Stream(server), 0.0, 0.0
@@ -92,15 +79,14 @@ def check_kills(server: Server, parts: list[str], chance: random.Random) -> dict
     finally:
         stream.end()
     assert stream.acknowledged, "jobs were accepted between the kills"
-    first: dict[int, np.ndarray[Any, Any]] = {}
+    made: dict[int, set[str]] = defaultdict(set)
     for video_id, seed in stream.acknowledged.items():
         video = server.await_status(video_id, "completed", "failed")
         assert video["status"] == "completed", video["error"]
-        assert server.content(video_id) == server.content(video_id)
-        frames = _frames(server, video_id)
-        # the ranks make the same frames every time; the encoder's bytes for them may differ a little
-        assert np.abs(frames - first.setdefault(seed, frames)).mean() < SAME_PICTURE
-    assert np.abs(first[SEEDS[0]] - first[SEEDS[1]]).mean() > SAME_PICTURE
+        made[seed].add(server.content(video_id))
+        assert server.content(video_id) in made[seed]
+    assert [len(files) for files in made.values()] == [1] * len(made), "one file of each seed, bit by bit"
+    assert len(set().union(*made.values())) == len(made) > 1
     assert answered < BACK_SECONDS
     return {"answered_s": round(answered, 2), "ready_s": round(ready, 2), "jobs": len(stream.acknowledged)}
 

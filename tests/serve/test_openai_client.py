@@ -114,7 +114,6 @@ def test_what_armillary_does_not_do_is_said_in_openais_shape(client: openai.Open
 
 
 def test_a_request_is_made_again_from_its_seed(client: openai.OpenAI, server: Server) -> None:
-    # pictures, because x264 does not always give the same bytes for the same frames
     fields = {"prompt": "a ball", "size": SIZE, "response_format": "b64_json"}
     made = client.images.generate(model="tiny", **fields, extra_body={"seed": 5}).data
     assert made is not None
