@@ -32,7 +32,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/side_by_side.py demo/one.npz demo/two.npz -o demo/side-by-side.gif
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile   # ranks start once a file
 
 soak: $(STAMP)
 	$(BIN)/python benchmarks/soak.py
