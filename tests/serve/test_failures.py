@@ -1,9 +1,10 @@
-"""Ranks that stall or crash: the job is tried again, then fails with the first error; the queue goes on."""
+"""Ranks that stall or crash, a store that cannot be written, a checkpoint that is away: the queue goes on."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from typing import Any
 
 import pytest
@@ -38,3 +39,37 @@ def test_a_job_whose_ranks_fail_twice_fails_with_the_first_error(victim: Server)
     assert "has not moved for 8 s (--step-timeout), stopped by a signal" in failed["error"]["message"]
     assert victim.get(f"/v1/videos/{doomed}/content").status_code == 422
     assert victim.await_status(following, "completed", "failed")["status"] == "completed"
+
+
+def _state(server: Server) -> str:
+    status: str = server.get("/health").json()["status"]
+    return status
+
+
+@pytest.mark.timeout(120)
+def test_a_database_that_somebody_holds_is_waited_for_and_no_job_is_lost(victim: Server) -> None:
+    victim.await_ready()
+    video_id = victim.post(
+        "/v1/videos", prompt="a dog", seed=1, **SMALL | {"num_inference_steps": 200}
+    ).json()["id"]
+    _running(victim, video_id)
+    holder = sqlite3.connect(victim.data / "jobs.sqlite3", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    eventually(lambda: _state(victim) == "degraded" or None)
+    assert "locked" in victim.get("/health").json()["error"]
+    holder.close()
+    assert victim.await_status(video_id, "completed", "failed")["status"] == "completed"
+    eventually(lambda: _state(victim) == "ready" or None)
+
+
+@pytest.mark.timeout(120)
+def test_weights_that_are_away_for_a_moment_do_not_end_a_server_that_was_ready(victim: Server) -> None:
+    victim.await_ready()
+    (shard, *_) = (victim.checkpoint / "transformer").glob("*.safetensors")
+    away = shard.rename(shard.with_suffix(".away"))
+    try:
+        os.kill(victim.part("engine_process")[0], signal.SIGKILL)
+        eventually(lambda: len(victim.events("ranks_restarting")) > 1 or None)
+    finally:
+        away.rename(shard)
+    victim.await_ready()

@@ -89,9 +89,9 @@ def test_a_full_queue_takes_all_of_several_jobs_or_none(store: JobStore) -> None
 def test_a_job_that_fails_is_tried_again_with_its_first_error_kept(store: JobStore) -> None:
     (job_id,) = _added(store)
     store.claim()
-    assert not store.fail(job_id, RAISED, max_attempts=2)
+    assert store.fail(job_id, RAISED, max_attempts=2) == "queued"
     store.claim()
-    assert store.fail(job_id, Problem("rank-stalled", "later"), max_attempts=2)
+    assert store.fail(job_id, Problem("rank-stalled", "later"), max_attempts=2) == "failed"
     job = store.get(job_id)
     assert job is not None
     assert (job.status, job.attempts, job.error_code, job.error_message) == (
@@ -105,7 +105,7 @@ def test_a_job_that_fails_is_tried_again_with_its_first_error_kept(store: JobSto
 def test_a_kill_is_no_attempt_and_keeps_the_place(store: JobStore) -> None:
     first, _ = _added(store, 2)
     store.claim()
-    assert not store.interrupt(first, KILLED, max_interruptions=5)
+    assert store.interrupt(first, KILLED, max_interruptions=5) == "queued"
     job = store.claim()
     assert job is not None
     assert (job.id, job.attempts, job.interruptions) == (first, 0, 1)
@@ -115,8 +115,8 @@ def test_a_job_under_which_everything_is_killed_is_given_up(store: JobStore) -> 
     (job_id,) = _added(store)
     for _ in range(3):
         store.claim()
-        over = store.interrupt(job_id, KILLED, max_interruptions=3)
-    assert over
+        status = store.interrupt(job_id, KILLED, max_interruptions=3)
+    assert status == "failed"
     job = store.get(job_id)
     assert job is not None
     assert job.status == "failed"

@@ -12,6 +12,8 @@ import signal
 import sys
 import threading
 import time
+import traceback
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +25,7 @@ from armillary.errors import ArmillaryError, Problem
 from armillary.serve.jobs import Job, JobStore
 from armillary.serve.link import Link
 from armillary.serve.logs import log, log_libraries
+from armillary.serve.patience import Patience, StoppedError
 from armillary.serve.ranks import Ranks
 from armillary.serve.settings import Settings
 from armillary.serve.startup import startup_table
@@ -46,9 +49,9 @@ class Engine:
         self._store = store
         self._link = link
         self._stop = threading.Event()
+        self._patiently = Patience(self._stop, self._tell_store)
         self._ranks = Ranks(settings)
         self._ready = False
-        self._was_ready = False
         self._failures = 0
         self._running: Job | None = None
         self._stopping = False
@@ -61,6 +64,14 @@ class Engine:
 
     def run(self) -> int:
         """Until SIGTERM (0), or until the ranks cannot be started at all (the exit code of the error)."""
+        try:
+            return self._loop()
+        except StoppedError:
+            return 0  # the running job is found in progress by the next engine process
+        finally:
+            self._ranks.end()
+
+    def _loop(self) -> int:
         self._take_over()
         while not self._stop.is_set():
             select.select([self._link, *self._ranks.waits_on()], [], [], _LOOK_SECONDS)
@@ -77,25 +88,24 @@ class Engine:
             self._follow_cancellation()
             self._dispatch()
         if self._running is not None:
-            self._store.interrupt(self._running.id, None, max_interruptions=_MAX_INTERRUPTIONS)
-        self._ranks.end()
+            self._interrupt(self._running.id, None)
         return 0
 
     # ------------------------------------------------------------------------------------------- the jobs
 
     def _take_over(self) -> None:
         """What an engine process that was killed left behind."""
-        for job_id in self._store.unfinished():
-            problem = Problem("engine-killed", "the engine process was killed while the job ran")
-            self._store.interrupt(job_id, problem, max_interruptions=_MAX_INTERRUPTIONS)
-            log("job_requeued", job=job_id)
+        for job_id in self._patiently(self._store.unfinished):
+            self._interrupt(
+                job_id, Problem("engine-killed", "the engine process was killed while the job ran")
+            )
         for part in self._settings.results.glob(".*"):
             part.unlink(missing_ok=True)
 
     def _dispatch(self) -> None:
         if not self._ready or self._running is not None:
             return
-        job = self._store.claim()
+        job = self._patiently(self._store.claim)
         if job is None:
             return
         self._running, self._stopping, self._step = job, False, 0
@@ -109,7 +119,7 @@ class Engine:
         """A cancelled job ends after the step it is in."""
         if self._running is None or self._stopping:
             return
-        if self._store.status(self._running.id) != "in_progress":
+        if self._patiently(partial(self._store.status, self._running.id)) != "in_progress":
             self._stopping = True
             self._ranks.send({"stop": self._running.id})
             log("job_stopping", job=self._running.id, step=self._step)
@@ -145,8 +155,8 @@ class Engine:
             log("loading", done=done, total=total)
 
     def _is_ready(self, message: Message) -> None:
-        self._ready = self._was_ready = True
-        self._failures = 0
+        self._ready, self._failures = True, 0
+        self._settings.was_ready.touch()
         memory = {"weights": message["weights"], "memory": message["memory"]}
         self._tell_state("ready", **memory)
         print(startup_table(self._settings, **memory), file=sys.stderr, flush=True)
@@ -157,23 +167,32 @@ class Engine:
         if message["event"] == "done":
             output = self._settings.results / f"{job.id}{job.suffix}"
             times = {"step_seconds": message["step_seconds"], "run_seconds": message["run_seconds"]}
-            kept = self._store.finish(job.id, output, **times)
+            kept = self._patiently(partial(self._store.finish, job.id, output, **times))
             # the machine's clock, as in job_accepted: what lies between is the server's share
             first_call = round(message["first_call"], 6)
             log("job_completed" if kept else "job_cancelled", **about, **times, first_call=first_call)
             self._tell_job(job, "completed" if kept else "cancelled", **times)
         elif message["event"] == "stopped":
-            self._store.let_go(job.id)
+            self._patiently(partial(self._store.let_go, job.id))
             log("job_cancelled", **about, step=message["step"])
             self._tell_job(job, "cancelled")
         else:
             self._job_failed(job, Problem("result", message["problem"]))
 
     def _job_failed(self, job: Job, problem: Problem) -> None:
-        over = self._store.fail(job.id, problem, max_attempts=self._settings.max_attempts)
-        event = "job_failed" if over else "job_retried"
-        log(event, job=job.id, request_id=job.request_id, error=str(problem))
-        self._tell_job(job, "failed" if over else "queued")
+        most = self._settings.max_attempts
+        status = self._patiently(partial(self._store.fail, job.id, problem, max_attempts=most))
+        self._goes_on(job.id, status, "job_retried", request_id=job.request_id, error=str(problem))
+
+    def _interrupt(self, job_id: str, problem: Problem | None, **about: Any) -> None:
+        ask = partial(self._store.interrupt, job_id, problem, max_interruptions=_MAX_INTERRUPTIONS)
+        self._goes_on(job_id, self._patiently(ask), "job_requeued", **about, error=problem and str(problem))
+
+    def _goes_on(self, job_id: str, status: str | None, again: str, **about: Any) -> None:
+        """Say what became of a job that did not get to its end: `again` where it waits once more."""
+        event = {"queued": again, "failed": "job_failed"}.get(status or "", "job_cancelled")
+        log(event, job=job_id, **about)
+        self._link.send({"job": job_id, "status": status or "cancelled"})
 
     def _ranks_failed(self, failure: ArmillaryError) -> None:
         job, self._running, self._ready = self._running, None, False
@@ -182,9 +201,7 @@ class Engine:
         if job is None:
             return
         if isinstance(failure, RankError) and failure.killed:
-            self._store.interrupt(job.id, failure.problems[0], max_interruptions=_MAX_INTERRUPTIONS)
-            log("job_requeued", job=job.id, request_id=job.request_id)
-            self._tell_job(job, "queued")
+            self._interrupt(job.id, failure.problems[0], request_id=job.request_id)
         else:
             self._job_failed(job, failure.problems[0])
 
@@ -192,7 +209,7 @@ class Engine:
         """Whether ranks that never came up would not come up next time either."""
         self._failures += 1
         killed = isinstance(failure, RankError) and failure.killed
-        final = not self._was_ready and (not killed or self._failures >= _MAX_STARTS)
+        final = not self._settings.was_ready.exists() and (not killed or self._failures >= _MAX_STARTS)
         if final:
             for problem in failure.problems:
                 print(f"error: {problem}", file=sys.stderr, flush=True)
@@ -202,8 +219,8 @@ class Engine:
         self._ranks.end()
         if self._failures > 1:
             self._stop.wait(min(2.0**self._failures, _LONGEST_REST))
+        log("ranks_restarting", failures=self._failures)
         self._ranks = Ranks(self._settings)
-        log("ranks_restarted", failures=self._failures)
 
     # ----------------------------------------------------------------------------------- to the HTTP process
 
@@ -211,6 +228,13 @@ class Engine:
         kept = {"memory", "weights"} & self._state.keys()
         self._state = {**{key: self._state[key] for key in kept}, "state": state, **facts}
         self._link.send(self._state)
+
+    def _tell_store(self, waits: str | None) -> None:
+        """The store cannot be written for the moment, or can again: nothing is lost, but nothing goes on."""
+        if waits is None:
+            self._tell_state("ready" if self._ready else "starting")
+        else:
+            self._tell_state("degraded", error=f"the job store: {waits}")
 
     def _tell_job(self, job: Job, status: str, **facts: Any) -> None:
         self._link.send({"job": job.id, "status": status, **facts})
@@ -226,7 +250,11 @@ def main(arguments: list[str]) -> int:
     engine = Engine(settings, JobStore(settings.database, durable=False), Link.inherited(link))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, engine.stop)
-    return engine.run()
+    try:
+        return engine.run()
+    except Exception as error:  # a fault of ours: with new processes the queue goes on
+        log("engine_failed", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        return 1
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ Status = Literal["queued", "in_progress", "cancelled", "completed", "failed"]
 """`cancelled` is a job that the ranks have not let go of yet; after that it is gone."""
 Kind = Literal["video", "image"]
 
+_LOCK_SECONDS = 5.0
+"""How long a call waits for the lock. Ours are held for milliseconds; somebody else's backup is waited out by
+`Patience`, or told to the client."""
 UNFINISHED = ("queued", "in_progress", "cancelled")
 
 
@@ -109,7 +112,7 @@ class JobStore:
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         """`durable`: what is written survives a power cut, not only the end of every process."""
-        self._reading = create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
+        self._reading = create_engine(f"sqlite:///{path}", connect_args={"timeout": _LOCK_SECONDS})
         event.listen(self._reading, "connect", _set_up_durable if durable else _set_up)
         event.listen(self._reading, "begin", _begin)
         self._writing = self._reading.execution_options(begin="BEGIN IMMEDIATE")
@@ -135,7 +138,7 @@ class JobStore:
         return stored
 
     def get(self, job_id: str) -> Job | None:
-        """The job of an id, also a cancelled one; see `is_gone`."""
+        """The job of an id, also a cancelled one that the ranks still hold."""
         with self._read() as session:
             return session.scalar(select(Job).where(Job.id == job_id))
 
@@ -234,23 +237,24 @@ class JobStore:
 
         return self._end(job_id, done, output)
 
-    def fail(self, job_id: str, problem: Problem, *, max_attempts: int) -> bool:
-        """A job failed by itself: run again while it has attempts left. Returns whether it is over."""
+    def fail(self, job_id: str, problem: Problem, *, max_attempts: int) -> str | None:
+        """A job failed by itself: run again while it has attempts left. Returns its status, as `status`."""
 
         def failed(job: Job) -> None:
             job.attempts += 1
             job.error_code = job.error_code or problem.rule
             job.error_message = job.error_message or str(problem)  # the first error is the news
-            over = job.attempts >= max_attempts
-            job.status = "failed" if over else "queued"
-            job.completed_at = time.time() if over else None
+            if job.attempts >= max_attempts:
+                job.status, job.completed_at = "failed", time.time()
+            else:
+                job.status, job.started_at = "queued", None
 
         self._end(job_id, failed)
-        return self.status(job_id) in (None, "failed")
+        return self.status(job_id)
 
-    def interrupt(self, job_id: str, problem: Problem | None, *, max_interruptions: int) -> bool:
+    def interrupt(self, job_id: str, problem: Problem | None, *, max_interruptions: int) -> str | None:
         """The engine ended under a job, which waits again, at its old place; `problem` None: ended in order.
-        Returns whether it is over: killed too often to go on."""
+        Killed too often, it has failed. Returns its status, as `status`."""
 
         def interrupted(job: Job) -> None:
             job.status, job.started_at = "queued", None
@@ -262,7 +266,7 @@ class JobStore:
                 job.error_code, job.error_message = problem.rule, str(problem)
 
         self._end(job_id, interrupted)
-        return self.status(job_id) in (None, "failed")
+        return self.status(job_id)
 
     def unfinished(self) -> list[str]:
         """Jobs that an engine that has ended was running, the oldest first."""

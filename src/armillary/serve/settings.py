@@ -83,6 +83,11 @@ class Settings(Choices):
         return self.run / "line"
 
     @property
+    def was_ready(self) -> Path:
+        """There once all ranks have been ready: after that nothing that keeps them from starting is final."""
+        return self.run / "was_ready"
+
+    @property
     def address(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"

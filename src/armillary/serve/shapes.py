@@ -158,7 +158,8 @@ class Models(BaseModel):
 
 
 class Health(BaseModel):
-    """`status` is "ready", or why it is not: starting, loading or restarting."""
+    """`status` is "ready", or why it is not: starting, loading, restarting, or degraded where the job store
+    cannot be written."""
 
     status: str
     done: int | None = None
