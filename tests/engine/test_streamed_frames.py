@@ -86,6 +86,47 @@ def test_a_writer_that_fails_is_told_after_all_frames_are_decoded(generation: Ge
     assert generation.decoded == 3
 
 
+def test_what_keeps_frames_from_being_decoded_is_no_fault_of_the_file(
+    generation: Generation, tmp_path: Path
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("no memory to decode")
+
+    with (
+        generation.pipeline.vae.decoder.register_forward_pre_hook(fail),
+        pytest.raises(MemoryError, match="no memory to decode"),
+    ):
+        generation.run(write=lambda media: write_media(media, tmp_path / "out.mp4"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_may_be_ended_between_latent_frames(generation: Generation) -> None:
+    def stop() -> None:
+        if generation.decoded == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generation.run(on_frames=stop)
+    assert generation.decoded == 2
+    assert generation.run() is not None
+
+
+@pytest.mark.parametrize("component", ["transformer", "vae"])
+def test_a_result_that_is_not_finite_is_not_delivered(generation: Generation, component: str) -> None:
+    *_, weight = getattr(generation.pipeline, component).parameters()
+    if component == "vae":
+        weight = generation.pipeline.vae.post_quant_conv.weight
+    stored = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    try:
+        with pytest.raises(EngineError, match=r"values that are not finite .* check the checkpoint's weights"):
+            generation.run()
+    finally:
+        with torch.no_grad():
+            weight.copy_(stored)
+
+
 def test_latents_are_compared_before_a_frame_is_decoded(generation: Generation) -> None:
     counts: list[int] = []
     generation.run(on_latents=lambda latents: counts.append(generation.decoded))

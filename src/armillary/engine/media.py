@@ -26,17 +26,27 @@ MAX_PIXELS = 64 * 1024 * 1024
 """Of one conditioning picture: some kilobytes of file can unpack into all the memory there is."""
 
 
+class WriteError(EngineError):
+    """A result could not be encoded or stored, though it could be made."""
+
+
 class Frames:
     """Frames that are made while they are asked for: once, in order, with few in memory at a time."""
 
     def __init__(self, shape: tuple[int, int, int, int], chunks: Iterable[NDArray[np.uint8]]) -> None:
         self.shape = shape
         """(T, H, W, 3)"""
+        self.error: Exception | None = None
+        """What kept them from being made."""
         self._chunks = chunks
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
-        for chunk in self._chunks:
-            yield from chunk
+        try:
+            for chunk in self._chunks:
+                yield from chunk
+        except Exception as error:
+            self.error = error
+            raise
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -266,7 +276,8 @@ def write_media(media: Media, path: str | os.PathLike[str]) -> None:
     - `.npz`: without loss. `frames` uint8 [T, H, W, 3] and `latents` float32; where there is sound, also
       `sound` float32 [channels, samples] and `sampling_rate`.
 
-    Raises RequestError for an ending that does not fit, EngineError where writing fails.
+    Raises RequestError for an ending that does not fit, WriteError where writing fails, and what the frames
+    raise while they are made as it is.
     """
     path = Path(path)
     if problems := _suffix_problems(path, len(media.frames)):
@@ -275,10 +286,11 @@ def write_media(media: Media, path: str | os.PathLike[str]) -> None:
     try:
         _WRITERS[path.suffix.lower()](media, part)
         part.replace(path)
-    except (
-        Exception
-    ) as error:  # encoders, the disk, the network under it: the result is lost whichever it was
-        raise EngineError(Problem("output-write", f"{path} could not be written ({error})")) from error
+    except Exception as error:  # encoders, the disk, the network under it
+        if isinstance(media.frames, Frames) and media.frames.error:
+            raise media.frames.error from None  # there was nothing to write
+        reason = getattr(error, "strerror", None) or error
+        raise WriteError(Problem("output-write", f"{path} could not be written ({reason})")) from error
     finally:
         part.unlink(missing_ok=True)
 

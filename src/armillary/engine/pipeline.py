@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from armillary.engine.guidance import own_denoiser
 from armillary.engine.media import CONDITION_FRAMES, Frames, Media, read_image, read_video, whole
 from armillary.engine.request import CompleteRequest
-from armillary.errors import CheckpointError, Problem
+from armillary.errors import CheckpointError, EngineError, Problem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from armillary.parallel.mesh import Mesh
+
+
+class NotFiniteError(EngineError):
+    """The model computed NaN or infinity: what it made is nothing to deliver."""
 
 
 def build_pipeline(folder: Path, request: CompleteRequest, transformer: Any, dtype: torch.dtype) -> Any:
@@ -87,19 +92,24 @@ def run_pipeline(
     on_step: Callable[[int], None],
     *,
     on_latents: Callable[[torch.Tensor], None] | None = None,
+    on_frames: Callable[[], None] = lambda: None,
     write: Callable[[Media], None] | None = None,
 ) -> tuple[Media | None, torch.Tensor]:
     """Run one generation. Returns what was made (on the first rank) and the final vision latents.
 
     With `write` the first rank gives it what is made instead, once, with frames that are decoded while they
     are asked for; all ranks decode until the last one, also where `write` fails. `on_latents` comes before.
+    Where all ranks decode, `on_frames()` follows each latent frame on all of them, and may raise on all.
+
+    Raises NotFiniteError for latents and frames with values that are not finite.
     """
     with own_denoiser(pipeline, request.guidance_interval, mesh.groups["cfg"], on_step):
         state = pipeline(**pipeline_arguments(request), output_type="latent")
     latents = state.get("latents")
     if on_latents:
         on_latents(latents)
-    chunks = _decoded(pipeline, latents, request, mesh)
+    _refuse_not_finite(latents)
+    chunks = _decoded(pipeline, latents, request, mesh, on_frames)
     media = _media(state, request, chunks) if mesh.is_first else None
     try:
         if media and write:
@@ -113,8 +123,18 @@ def run_pipeline(
     return media, latents
 
 
+def _refuse_not_finite(values: torch.Tensor) -> None:
+    if not values.isfinite().all():
+        why = "the model made values that are not finite (NaN)"
+        raise NotFiniteError(Problem("not-finite", why, "check the checkpoint's weights and the dtype"))
+
+
 def _decoded(
-    pipeline: Any, latents: torch.Tensor, request: CompleteRequest, mesh: Mesh
+    pipeline: Any,
+    latents: torch.Tensor,
+    request: CompleteRequest,
+    mesh: Mesh,
+    on_frames: Callable[[], None],
 ) -> Iterator[NDArray[np.uint8]]:
     """Frames [t, H, W, 3] as the pipeline's decode step makes them, in turn; where the decode is not divided,
     on the first rank only."""
@@ -134,12 +154,17 @@ def _decoded(
         for numbers in (pipeline._vae_latents_mean, pipeline._vae_latents_inv_std)
     )
     z = latents.to(dtype) / inverse + mean
-    for frames in decoded_frames(pipeline.vae, z, mesh.everyone if divided else Group("world")):
-        mesh.everyone.heartbeat.beat()
-        if mesh.is_first:
-            finish = pipeline.video_processor.postprocess_video
-            pictures = finish(frames.to(latents.dtype), output_type="pil")[0]
-            yield np.stack([np.asarray(picture) for picture in pictures])
+    # closed at once, because the decoder is the stock one again only then
+    with closing(decoded_frames(pipeline.vae, z, mesh.everyone if divided else Group("world"))) as decoded:
+        for frames in decoded:
+            mesh.everyone.heartbeat.beat()
+            _refuse_not_finite(frames)
+            if divided or mesh.everyone.size == 1:
+                on_frames()
+            if mesh.is_first:
+                finish = pipeline.video_processor.postprocess_video
+                pictures = finish(frames.to(latents.dtype), output_type="pil")[0]
+                yield np.stack([np.asarray(picture) for picture in pictures])
 
 
 def pipeline_arguments(request: CompleteRequest) -> dict[str, Any]:

@@ -84,11 +84,13 @@ class Resident:
         rank: Rank,
         on_step: Callable[[int], None],
         write: Callable[[Media], None] | None = None,
+        on_frames: Callable[[], None] = lambda: None,
     ) -> Made:
         """Run one request; `on_step(i)` follows step i, on all ranks, and may raise on all of them. The first
-        rank gives `write` what is made, with frames that are decoded while it takes them.
+        rank gives `write` what is made, with frames that are decoded while it takes them, and `on_frames` as
+        `run_pipeline` has it.
 
-        Raises EngineError where the ranks end with different latents.
+        Raises EngineError where the ranks end with different latents, and NotFiniteError.
         """
         from armillary.parallel.fingerprint import fingerprint
 
@@ -105,7 +107,9 @@ class Resident:
         def agree(latents: torch.Tensor) -> None:
             self.mesh.everyone.agree("the final latents", {"latents": fingerprint(latents)})
 
-        media, _ = run_pipeline(self.pipeline, request, self.mesh, stepped, on_latents=agree, write=write)
+        media, _ = run_pipeline(
+            self.pipeline, request, self.mesh, stepped, on_latents=agree, on_frames=on_frames, write=write
+        )
         return Made(media, self._first_call, tuple(clock))
 
     def _note_call(self, *_: object) -> None:

@@ -1,8 +1,8 @@
 """What the ranks of a server run: load once, then one order after another from the engine process.
 
 The first rank holds the line (`wire.py`) and tells the others. Ranks that have nothing to do meet every
-second, so that each heartbeat goes on. After every denoising step they agree whether to stop, so that all
-stop at the same one.
+second, so that each heartbeat goes on. After every denoising step, and every latent frame that all decode,
+they agree whether to stop, so that all stop at the same one.
 
 From the engine process: {"run": id, "request": JSON, "output": path}, {"stop": id}, {"end": true}.
 To it, with "event" as loading, ready, step, done, stopped or failed: see `_Orders` and `_run`.
@@ -10,12 +10,14 @@ To it, with "event" as loading, ready, step, done, stopped or failed: see `_Orde
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armillary.engine.media import Media, write_media
+from armillary.engine.media import Media, WriteError, write_media
+from armillary.engine.pipeline import NotFiniteError
 from armillary.engine.request import CompleteRequest
 from armillary.engine.resident import Resident, mesh_of
 from armillary.engine.wire import Line, LineClosedError, Message
@@ -32,12 +34,12 @@ _REPORT_SECONDS = 0.2
 
 
 class _StoppedError(Exception):
-    """Raised on all ranks after the same step."""
+    """Raised on all ranks after the same step or latent frame."""
 
 
 def serve_on_rank(payload: Mapping[str, Any], rank: Rank) -> None:
     """The task: `payload` is a job's, plus "socket", the path of the line, and "tick", the longest rest."""
-    _leave_stops_unlogged()
+    _log_as_events()
     mesh = mesh_of(payload)
     control = _control_group(mesh)
     orders = _Orders(Path(payload["socket"]) if mesh.is_first else None, control, payload["tick"])
@@ -60,6 +62,9 @@ def _run(order: Message, resident: Resident, rank: Rank, orders: _Orders) -> Non
     def on_step(i: int) -> None:
         about["step"] = i + 1
         orders.tell({"event": "step", **about})
+        stop_if_asked()
+
+    def stop_if_asked() -> None:
         if orders.is_stopped(order["run"]):
             raise _StoppedError
 
@@ -68,13 +73,16 @@ def _run(order: Message, resident: Resident, rank: Rank, orders: _Orders) -> Non
     def write(media: Media) -> None:
         try:
             write_media(media, order["output"])
-        except EngineError as error:  # the disk is full, say: the next request may have more luck
-            failures.append(str(error))
+        except WriteError as error:  # the disk is full, say: the next request may have more luck
+            failures.append(str(error).replace(order["output"], "the result"))  # the path is not the client's
 
     try:
-        made = resident.run(request, rank, on_step, write)
+        made = resident.run(request, rank, on_step, write, stop_if_asked)
     except _StoppedError:
         orders.tell({"event": "stopped", **about})
+        return
+    except NotFiniteError as error:  # found by all that decode, so none waits for another
+        orders.tell({"event": "failed", **about, "problem": str(error)})
         return
     if failures:
         orders.tell({"event": "failed", **about, "problem": failures[0]})
@@ -133,16 +141,30 @@ class _ending_with_the_engine:  # noqa: N801 (used as a context manager)
             raise EngineError(Problem("engine-gone", "the server's engine process has ended")) from error
 
 
-def _leave_stops_unlogged() -> None:
-    """diffusers logs every exception that passes its blocks as an error, with the traceback."""
+def _log_as_events() -> None:
+    """What libraries log is an event of the server's log, a JSON object a line, with two things left out."""
     import logging
+    import warnings
 
     from diffusers.modular_pipelines import modular_pipeline
+    from diffusers.utils import logging as of_diffusers
+    from transformers.utils import logging as of_transformers
 
-    def no_stop(record: logging.LogRecord) -> bool:
-        return _StoppedError.__name__ not in record.getMessage()
+    from armillary.serve.logs import log_libraries
 
-    modular_pipeline.logger.addFilter(no_stop)
+    log_libraries()
+    for library in (of_diffusers, of_transformers):
+        library.disable_default_handler()
+        library.enable_propagation()
+    # what changes in later versions of a library does not concern who runs this one
+    for kind in (FutureWarning, DeprecationWarning):
+        warnings.simplefilter("ignore", kind)
+
+    def no_exception(record: logging.LogRecord) -> bool:
+        """diffusers logs every exception that passes its blocks, also a stop; whoever catches it tells it."""
+        return sys.exc_info()[0] is None
+
+    modular_pipeline.logger.addFilter(no_exception)
 
 
 def _control_group(mesh: Mesh) -> Group:

@@ -7,7 +7,7 @@ needs the whole (small) plane. Both get it, so the result is that of the undivid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,7 +76,7 @@ class Strips:
 
 
 @torch.no_grad()
-def decoded_frames(vae: Any, z: torch.Tensor, group: Group) -> Iterator[torch.Tensor]:
+def decoded_frames(vae: Any, z: torch.Tensor, group: Group) -> Generator[torch.Tensor, None, None]:
     """What `vae.decode(z)` gives [1, 3, frames, height, width], the frames of one latent frame after another.
 
     All ranks of `group` take part, each with the whole latents, and get the whole frames: every one must ask
