@@ -70,14 +70,19 @@ class RaisedError:
     def write(self, path: Path) -> None:
         """Appears whole or not at all: the parent may look at any time."""
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(self)))
+        partial.write_text(self.to_json())
         partial.rename(path)
 
     @classmethod
     def read(cls, path: Path) -> RaisedError | None:
-        if not path.exists():
-            return None
-        fields: dict[str, Any] = json.loads(path.read_text())
+        return cls.from_json(path.read_text()) if path.exists() else None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RaisedError:
+        fields: dict[str, Any] = json.loads(text)
         return cls(**{**fields, "problems": tuple(Problem(**problem) for problem in fields["problems"])})
 
     def as_error(self, rank: int, output: str) -> ArmillaryError:
@@ -122,6 +127,14 @@ def died(rank: int, code: int, output: str) -> RankError:
     hint = " (out of memory?)" if -code == signal.SIGKILL else ""
     problem = Problem("rank-killed", f"rank {rank} was killed by {name}{hint}")
     return RankError(problem, rank, output, killed=-code in (signal.SIGKILL, signal.SIGTERM))
+
+
+def told_by_ranks(number: int, raised: RaisedError) -> ArmillaryError:
+    """The error for what `torchrun.first_error` found on ranks that this process did not start."""
+    if raised.in_collective:
+        problem = Problem("rank-killed", f"another rank than {number} was killed ({raised.summary})")
+        return RankError(problem, number, raised.traceback, killed=True)
+    return raised.as_error(number, output="")
 
 
 def stalled(

@@ -5,7 +5,8 @@ second, so that each heartbeat goes on. After every denoising step, and every la
 they agree whether to stop, so that all stop at the same one.
 
 From the engine process: {"run": id, "request": JSON, "output": path}, {"stop": id}, {"end": true}.
-To it, with "event" as loading, ready, step, done, stopped or failed: see `_Orders` and `_run`.
+To it, with "event" as loading, ready, step, done, stopped or failed: see `_Orders` and `_run`; and as raised,
+with the first rank that did and its error, when the group ends by one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from armillary.engine.media import Media, WriteError, write_media
 from armillary.engine.pipeline import NotFiniteError
 from armillary.engine.request import CompleteRequest
 from armillary.engine.resident import Resident, mesh_of
+from armillary.engine.torchrun import first_error
 from armillary.engine.wire import Line, LineClosedError, Message
 from armillary.errors import EngineError, Problem
 from armillary.progress import progress_heard_by
@@ -41,8 +44,23 @@ def serve_on_rank(payload: Mapping[str, Any], rank: Rank) -> None:
     """The task: `payload` is a job's, plus "socket", the path of the line, and "tick", the longest rest."""
     _log_as_events()
     mesh = mesh_of(payload)
-    control = _control_group(mesh)
-    orders = _Orders(Path(payload["socket"]) if mesh.is_first else None, control, payload["tick"])
+    orders = _Orders(
+        Path(payload["socket"]) if mesh.is_first else None, _control_group(mesh), payload["tick"]
+    )
+    try:
+        _serve(payload, rank, mesh, orders)
+    except LineClosedError as error:
+        # nobody waits for what this rank computes
+        raise EngineError(Problem("engine-gone", "the server's engine process has ended")) from error
+    except Exception as error:
+        number, raised = first_error(rank, error)
+        with suppress(LineClosedError):
+            orders.tell({"event": "raised", "rank": number, "error": raised.to_json()})
+        raise
+
+
+def _serve(payload: Mapping[str, Any], rank: Rank, mesh: Mesh, orders: _Orders) -> None:
+    control = orders.control
     with progress_heard_by(orders.loading):
         resident = Resident.load(payload, CompleteRequest.from_json(payload["request"]), rank, mesh)
     rank.heartbeat.beat("computing")
@@ -96,15 +114,14 @@ class _Orders:
 
     def __init__(self, socket: Path | None, control: Group, tick: float) -> None:
         self._line = Line.to(socket) if socket else None
-        self._control = control
+        self.control = control
         self._tick = min(tick, _TICK_SECONDS)
         self._reported = 0.0
 
     def tell(self, message: Message) -> None:
         """Said by the first rank."""
         if self._line:
-            with _ending_with_the_engine():
-                self._line.send(message)
+            self._line.send(message)
 
     def loading(self, done: int, total: int) -> None:
         """How many bytes of weights this rank has read, now and then."""
@@ -114,31 +131,17 @@ class _Orders:
 
     def following(self) -> Message:
         """The next order, the same on all ranks; {} when there was none for a while."""
-        received = None
-        if self._line:
-            with _ending_with_the_engine():
-                received = self._line.receive(self._tick)
-        order: Message = self._control.share(received)[0] or {}
+        received = self._line.receive(self._tick) if self._line else None
+        order: Message = self.control.share(received)[0] or {}
         return order
 
     def is_stopped(self, job: str) -> bool:
         """Whether the job is to stop here: the same answer on all ranks."""
         wanted = False
         if self._line:
-            with _ending_with_the_engine():
-                while (order := self._line.receive(0)) is not None:
-                    wanted |= order.get("stop") == job
-        return any(self._control.share(wanted))
-
-
-class _ending_with_the_engine:  # noqa: N801 (used as a context manager)
-    """Without the engine process nobody waits for what this rank computes."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, LineClosedError):
-            raise EngineError(Problem("engine-gone", "the server's engine process has ended")) from error
+            while (order := self._line.receive(0)) is not None:
+                wanted |= order.get("stop") == job
+        return any(self.control.share(wanted))
 
 
 def _log_as_events() -> None:

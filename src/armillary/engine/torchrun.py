@@ -7,14 +7,17 @@ torchrun ends the others.
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
+import secrets
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from armillary.engine.failure import RaisedError, stalled
 from armillary.engine.heartbeat import current_heartbeat
@@ -22,8 +25,14 @@ from armillary.engine.worker import Rank, Run, call_task, start_group
 from armillary.errors import ArmillaryError, EngineError, LayoutError
 from armillary.parallel.device import check_devices, device_for, device_type
 
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _POLL_SECONDS = 0.2
+_ASK_SECONDS = 0.05
+_FIRST = "armillary/raised"
+_WORD_SECONDS = timedelta(seconds=1)
 # A rank that waits gives the one it waits for the time to be found first.
 _WAITING_MARGIN = 60.0
 
@@ -68,7 +77,7 @@ def run_as_rank(
     with _watched(rank, run):
         try:
             if not _group_exists():
-                start_group(rank, run, init_method="env://")
+                start_group(rank, run, store=_store_of_attempt(rank, run))
             return call_task(run, rank)
         except Exception as error:
             raise _naming(rank, error) from error
@@ -91,6 +100,59 @@ def _check_devices(local_rank: int) -> None:
         problems = check_devices(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         if problems:
             raise LayoutError(problems)
+
+
+def _store_of_attempt(rank: Rank, run: Run) -> Store:
+    """The store that torchrun's environment names, under a prefix that no earlier attempt has used.
+
+    torchrun's own store outlives attempts, and where earlier ranks could be found lies there for good. How
+    often torchrun has started again does not tell attempts apart, since every machine counts for itself. So
+    the first rank names the attempt, and the others ask for that name under keys of their own, which no
+    earlier rank can have answered.
+    """
+    # torch exports them in a way that mypy does not see
+    from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+    own = secrets.token_hex(8)
+    with rank.heartbeat.waiting():
+        store, _, _ = next(rendezvous("env://", rank.rank, rank.world_size, timeout=run.group_timeout))
+        if rank.rank != 0:
+            store.set(f"armillary/asks/{rank.rank}", own)
+            name = store.get(f"armillary/answer/{own}").decode()
+            store.set(f"armillary/has/{name}/{rank.rank}", "")
+            return PrefixStore(name, store)
+        deadline = time.monotonic() + run.group_timeout.total_seconds()
+        missing = set(range(1, rank.world_size))
+        while missing and time.monotonic() < deadline:
+            for other in missing:
+                if store.check([f"armillary/asks/{other}"]):
+                    asked = store.get(f"armillary/asks/{other}").decode()
+                    store.set(f"armillary/answer/{asked}", own)
+            missing -= {other for other in missing if store.check([f"armillary/has/{own}/{other}"])}
+            time.sleep(_ASK_SECONDS if missing else 0)
+        return PrefixStore(own, store)
+
+
+def first_error(rank: Rank, error: Exception) -> tuple[int, RaisedError]:
+    """Which rank raised first and what, as far as the ranks can tell each other when `error` ends this one.
+
+    A rank that raises by itself leaves that in the group's store; whose collective failed looks there. Where
+    nobody has left anything a rank was killed, and what this one raised is `in_collective`.
+    """
+    from torch.distributed import distributed_c10d
+
+    raised = RaisedError.of(error, rank.heartbeat.read())
+    try:
+        store = distributed_c10d._get_default_store()
+        if not raised.in_collective:
+            store.set(_FIRST, json.dumps([rank.rank, raised.to_json()]))
+        else:
+            store.wait([_FIRST], _WORD_SECONDS)
+            number, text = json.loads(store.get(_FIRST))
+            return number, RaisedError.from_json(text)
+    except (RuntimeError, ValueError):  # nothing is there in time, or the store has ended
+        pass
+    return rank.rank, raised
 
 
 def _naming(rank: Rank, error: Exception) -> ArmillaryError:

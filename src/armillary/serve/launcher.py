@@ -7,10 +7,13 @@ torchrun it is a rank and stays one; the first rank starts the supervisor beside
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +23,14 @@ from armillary.engine.eviction import is_open, usual_video, with_eviction
 from armillary.engine.prepare import Job, latent_patch, prepare
 from armillary.errors import EngineError, Problem, RequestError
 from armillary.residency import Residency
-from armillary.serve.settings import Choices, Settings, is_loopback
+from armillary.serve.settings import LINE, Choices, Settings, is_loopback
 
 if TYPE_CHECKING:
     from armillary.engine.worker import Rank
+
+_LONGEST_SOCKET = 103
+"""Bytes of its path, where the shortest system ends them."""
+_WORD_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +63,35 @@ def serve(
         video = usual_video(job.request, abilities(job.folder))
         home = with_eviction(job.residency, job.folder, video, job.layout, job.dtype)
         job = replace(job, residency=home)
-    settings = _settings(checkpoint, job, wanted)
     from armillary.engine.torchrun import joined_group
 
     rank = joined_group()
-    if rank is not None:
-        _serve_as_rank(settings, rank)
+    settings = _settings(checkpoint, job, wanted)
+    if rank is not None and rank.rank != 0:
+        _run_as_rank(settings, rank)
         return
-    settings.write()
-    command = [sys.executable, "-m", "armillary.serve.supervisor", str(settings.run)]
-    sys.stdout.flush()
-    os.execv(sys.executable, command)
+    run = _run_folder()
+    settings = replace(settings, run=run, external_ranks=rank is not None)
+    try:
+        settings.write()
+        command = [sys.executable, "-m", "armillary.serve.supervisor", str(run)]
+        if rank is not None:
+            _serve_as_first_rank(settings, rank, command)
+            return
+        sys.stdout.flush()
+        os.execv(sys.executable, command)
+    finally:
+        shutil.rmtree(run, ignore_errors=True)  # the supervisor removes it too, and this is not reached then
+
+
+def _run_folder() -> Path:
+    """A new folder in which a socket can be."""
+    run = Path(tempfile.mkdtemp(prefix="armillary-serve-"))
+    if len(os.fsencode(run / LINE)) > _LONGEST_SOCKET:
+        run.rmdir()
+        why = f"the path of the folder for temporary files, {run.parent}, is too long for a socket in it"
+        raise RequestError(Problem("tmpdir", why, "set TMPDIR to a shorter one"))
+    return run
 
 
 def refuse_open_door(wanted: Wanted) -> None:
@@ -90,7 +115,7 @@ def _settings(checkpoint: str, job: Job, wanted: Wanted) -> Settings:
     return Settings(
         **chosen,
         checkpoint=checkpoint,
-        run=Path(tempfile.mkdtemp(prefix="armillary-serve-")),
+        run=Path(),  # made when everything is settled
         payload=payload,
         world_size=job.layout.world_size,
         predicted_bytes=_predicted(job),
@@ -111,25 +136,34 @@ def _predicted(job: Job) -> tuple[int, ...]:
 # --------------------------------------------------------------------------------------------- torchrun
 
 
-def _serve_as_rank(settings: Settings, rank: Rank) -> None:
+def _serve_as_first_rank(settings: Settings, rank: Rank, command: Sequence[str]) -> None:
+    """The rank that has the server beside it. Both end together."""
+    supervisor = subprocess.Popen([*command, str(os.getpid())], stdin=subprocess.DEVNULL)
+
+    def end_soon(*_: object) -> None:
+        # torchrun sends it to whoever is left of a group, and what ended the group is to be told first
+        threading.Timer(_WORD_SECONDS, supervisor.terminate).start()
+
+    signal.signal(signal.SIGTERM, end_soon)
+    try:
+        _await_line(settings, supervisor)
+        _run_as_rank(settings, rank)
+    finally:
+        # an engine process that was told why the ranks end does so by itself
+        try:
+            supervisor.wait(_WORD_SECONDS)
+        except subprocess.TimeoutExpired:
+            supervisor.terminate()
+            supervisor.wait()
+
+
+def _run_as_rank(settings: Settings, rank: Rank) -> None:
     """Be one of torchrun's ranks. When it ends, torchrun ends the others, and starts all again if it may."""
     from armillary.engine.torchrun import run_as_rank
 
-    supervisor = None
-    if rank.rank == 0:
-        settings = replace(settings, external_ranks=True)
-        settings.write()
-        command = [sys.executable, "-m", "armillary.serve.supervisor", str(settings.run), str(os.getpid())]
-        supervisor = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        _await_line(settings, supervisor)
     payload = {**settings.payload, "socket": str(settings.line), "tick": settings.step_timeout / 4}
     timeouts = {"step_timeout": settings.step_timeout, "init_timeout": settings.init_timeout}
-    try:
-        run_as_rank(rank, "armillary.engine.serving:serve_on_rank", payload, **timeouts)
-    finally:
-        if supervisor is not None:
-            supervisor.terminate()
-            supervisor.wait()
+    run_as_rank(rank, "armillary.engine.serving:serve_on_rank", payload, **timeouts)
 
 
 def _await_line(settings: Settings, supervisor: subprocess.Popen[bytes]) -> None:

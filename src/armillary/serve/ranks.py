@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from armillary.engine.failure import RaisedError, told_by_ranks
 from armillary.engine.wire import Line, LineClosedError, Message, listen
 from armillary.errors import ArmillaryError, EngineError, Problem
 from armillary.serve.settings import Settings
@@ -21,6 +22,7 @@ class Ranks:
     def __init__(self, settings: Settings) -> None:
         self.failure: ArmillaryError | None = None
         self._settings = settings
+        self._first_error: ArmillaryError | None = None
         self._cancelled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="armillary-group")
         self._listener = listen(settings.line)
@@ -33,6 +35,8 @@ class Ranks:
         try:
             if settings.external_ranks:
                 self._cancelled.wait()
+                if self._first_error:
+                    raise self._first_error
             else:
                 from armillary.engine.launch import run_ranks
 
@@ -65,13 +69,23 @@ class Ranks:
             self._line = Line(self._listener.accept()[0])
         try:
             while (message := self._line.receive(0)) is not None:
-                yield message
+                if message["event"] == "raised":
+                    self._told(message)
+                else:
+                    yield message
         except LineClosedError:
             if self._settings.external_ranks:
                 self._cancelled.set()
             self._thread.join(
                 _PATIENCE_SECONDS
             )  # a closed line is readable: do not spin while the group is ended
+
+    def _told(self, message: Message) -> None:
+        """The ranks end by an error; of ranks that this process started, the group knows more."""
+        if self._settings.external_ranks:
+            self._first_error = told_by_ranks(message["rank"], RaisedError.from_json(message["error"]))
+            self._cancelled.set()
+            self._thread.join()
 
     def send(self, message: Message) -> None:
         try:

@@ -12,6 +12,8 @@ from typing import Any, Self
 
 from armillary.engine.abilities import Abilities
 
+LINE = "line"
+
 
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine as only this machine reaches it."""
@@ -62,6 +64,8 @@ class Settings(Choices):
     abilities: Abilities
     patch: int
     """Latent rows and columns that make one token."""
+    process_timeout: float = 60.0
+    """Seconds after which one of the server's own two processes that does not move is killed."""
     external_ranks: bool = False
     """The ranks are torchrun's, and the first of them calls in by itself."""
 
@@ -80,7 +84,12 @@ class Settings(Choices):
     @property
     def line(self) -> Path:
         """The socket on which the first rank calls the engine process."""
-        return self.run / "line"
+        return self.run / LINE
+
+    @property
+    def beats(self) -> Path:
+        """The heartbeats of the server's own two processes."""
+        return self.run / "beats"
 
     @property
     def was_ready(self) -> Path:
