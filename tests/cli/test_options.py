@@ -42,5 +42,5 @@ def test_a_degree_that_is_no_number_is_left_for_the_layout_to_name() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -5.0, float("nan"), float("inf")])
 def test_a_time_limit_is_a_number_of_seconds_above_0(seconds: float) -> None:
-    with pytest.raises(typer.BadParameter, match=r"is not a number of seconds above 0$"):
+    with pytest.raises(typer.BadParameter, match=r"is not a number of seconds above 0, such as 30$"):
         time_limit(seconds)

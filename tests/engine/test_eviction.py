@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from armillary.cli.options import RESIDENCY, residency_of
 from armillary.engine import eviction as module
 from armillary.engine.abilities import abilities
 from armillary.engine.eviction import Room, eviction
 from armillary.engine.prepare import prepare
+from armillary.errors import RequestError
 from armillary.models.cosmos3.tiny import TinyOptions, write_tiny
 from armillary.residency import Residency
 
@@ -86,5 +86,5 @@ def test_a_crowded_machine_decides_what_was_left_open_and_nothing_else(
 def test_eviction_is_switched_on_off_or_left_open(given: str, fields: dict[str, Any]) -> None:
     flags: dict[str, Any] = dict.fromkeys(RESIDENCY)
     assert residency_of(flags | {given: True}) == fields
-    with pytest.raises(typer.BadParameter, match="--evict and --no-evict contradict each other"):
+    with pytest.raises(RequestError, match="--evict and --no-evict contradict each other"):
         residency_of(flags | {"evict": True, "no_evict": True})

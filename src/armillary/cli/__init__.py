@@ -64,8 +64,9 @@ class VerbCommand(TyperCommand):
     """A command that names all of its bad flags, not only the first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        values, rest, _ = self.make_parser(ctx).parse_args(args=args)
-        problems = []
+        values, rest, problems = self._parsed(ctx, args)
+        if problems:
+            raise ArmillaryError(problems)
         # eager ones first: --help acts before any value is judged
         for param in sorted(self.get_params(ctx), key=lambda param: not param.is_eager):
             try:
@@ -79,6 +80,26 @@ class VerbCommand(TyperCommand):
         if problems:
             raise ArmillaryError(problems)
         return rest
+
+    def _parsed(self, ctx: Any, args: list[str]) -> tuple[dict[str, Any], list[str], list[Problem]]:
+        """Values by parameter, words left over, and the flags that there are not. An underscore is a dash."""
+        words = list(args)
+        problems: list[Problem] = []
+        while True:
+            try:
+                values, rest, _ = self.make_parser(ctx).parse_args(args=list(words))
+                return values, rest, problems
+            except typer.TyperException as error:
+                typed = _unknown_flag(error) or ""
+                at = [n for n, word in enumerate(words) if word.partition("=")[0] == typed]
+                if not at:
+                    return {}, [], [*problems, _usage_problem(error)]
+                dashed = typed.replace("_", "-")
+                if dashed != typed and any(dashed in param.opts for param in self.get_params(ctx)):
+                    words[at[0]] = words[at[0]].replace(typed, dashed, 1)
+                    continue
+                problems.append(_usage_problem(error))
+                del words[at[0]]
 
 
 class VerbGroup(TyperGroup):
@@ -126,14 +147,19 @@ def _load_verb(verb: str) -> Any:
 
 def _usage_problem(error: typer.TyperException) -> Problem:
     ctx = getattr(error, "ctx", None)
-    typed = getattr(error, "option_name", None)
+    typed = _unknown_flag(error)
     if ctx and typed:
-        flags = [flag for param in ctx.command.get_params(ctx) for flag in param.opts]
+        flags = [flag for param in ctx.command.get_params(ctx) for flag in param.opts if not param.hidden]
         meant = " or ".join(likely_flags(typed, flags))
         fix = f"{meant}, perhaps; " if meant else ""
         return Problem("usage", f"there is no flag {typed}", f"{fix}see {ctx.command_path} --help")
     fix = f"see {ctx.command_path} --help" if ctx else ""
     return Problem(rule="usage", message=error.format_message().rstrip("."), fix=fix)
+
+
+def _unknown_flag(error: typer.TyperException) -> str | None:
+    """The flag that there is not, if that is the error; one without its value has a name too."""
+    return getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
 
 
 def likely_flags(typed: str, flags: Sequence[str]) -> list[str]:

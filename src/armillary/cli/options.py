@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from armillary.errors import ArmillaryError
+from armillary.errors import ArmillaryError, Problem, RequestError
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,14 @@ class Flag:
         )
 
 
-def time_limit(seconds: float) -> float:
-    """What typer calls to judge a time limit."""
+def time_limit(text: str | float) -> float:
+    """What typer calls to read a time limit, or to take its default."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise typer.BadParameter(f"{seconds:g} is not a number of seconds above 0")
+        raise typer.BadParameter(f"{text!r} is not a number of seconds above 0, such as 30")
     return seconds
 
 
@@ -55,10 +59,10 @@ PlanFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="JSON or YAML, merged into the registered plan.")
 ]
 StepTimeout = Annotated[
-    float, typer.Option(metavar="SECONDS", callback=time_limit, help="A rank that rests longer has stalled.")
+    float, typer.Option(metavar="SECONDS", parser=time_limit, help="A rank that rests longer has stalled.")
 ]
 InitTimeout = Annotated[
-    float, typer.Option(metavar="SECONDS", callback=time_limit, help="The same until every rank is ready.")
+    float, typer.Option(metavar="SECONDS", parser=time_limit, help="The same until every rank is ready.")
 ]
 
 REQUEST = {
@@ -138,7 +142,8 @@ def residency_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Residency` that were given."""
     place = flags["offload_to"] or "auto"
     if flags["offload_to"] and not (flags["enable_layerwise_offload"] or flags["evict"]):
-        raise typer.BadParameter("--offload-to needs --enable-layerwise-offload or --evict")
+        why = "--offload-to says where, and nothing is offloaded"
+        raise RequestError(Problem("offload-to", why, "give --enable-layerwise-offload or --evict too"))
     wanted = {
         "offload": place if flags["enable_layerwise_offload"] else None,
         "evict": place if flags["evict"] else None,
@@ -146,7 +151,9 @@ def residency_of(flags: Mapping[str, Any]) -> dict[str, Any]:
         "resident_layers": flags["offload_resident_layers"] and _whole(flags["offload_resident_layers"]),
     }
     if flags["evict"] and flags["no_evict"]:
-        raise typer.BadParameter("--evict and --no-evict contradict each other")
+        raise RequestError(
+            Problem("evict", "--evict and --no-evict contradict each other", "give one of them")
+        )
     given = {name: value for name, value in wanted.items() if value is not None}
     # said to be off, which is not the same as left open
     return given | {"evict": None} if flags["no_evict"] else given

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -65,16 +65,18 @@ def prepare(
     overrides: Mapping[str, object] | None = None,
     output: Path | None = None,
     here: bool = False,
+    problems: Iterable[Problem] = (),
 ) -> Job:
     """Check a generation against configs, tensor headers and its input files.
 
     With `here` this machine must also have the devices (which imports torch; nothing else does), and where
     `residency` leaves eviction open, its memory decides.
 
-    Raises `ArmillaryError` with every problem at once: of the request, the files it names, the output,
-    the checkpoint, the layout and the dtype.
+    Raises `ArmillaryError` with every problem at once: `problems`, which the caller found, and those of the
+    request, the files it names, the output, the checkpoint, the layout and the dtype.
     """
     refusals = Refusals()
+    refusals.add(RequestError, problems)
     degrees = _layout(layout, here, refusals)
     home = _residency(residency, refusals)
     asked = _request(request, refusals)

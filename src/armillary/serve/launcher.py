@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,17 +48,26 @@ def serve(
     dtype: str | None = None,
     residency: Residency | Mapping[str, Any] | None = None,
     overrides: Mapping[str, object] | None = None,
+    problems: Iterable[Problem] = (),
 ) -> None:
     """Check everything, then serve until a signal. Does not return on one machine.
 
-    Raises ArmillaryError with every problem of the command line, the checkpoint, the layout and the machine,
-    before a weight is read, a process is started or a port is opened; EngineError under torchrun when the
-    ranks' work ends.
+    `problems` are those of the command line that were found before. Raises ArmillaryError with them and every
+    other of the command line, the checkpoint, the layout and the machine, before a weight is read, a process
+    is started or a port is opened; EngineError under torchrun when the ranks' work ends.
     """
-    refuse_open_door(wanted)
     # a picture, because every checkpoint makes one; only its form is used
-    still = {"prompt": "start", "mode": "text-to-image"}
-    job = prepare(still, checkpoint, layout, dtype=dtype, residency=residency, overrides=overrides, here=True)
+    still = {"prompt": "start", "mode": "text-to-image", "seed": wanted.seed}
+    job = prepare(
+        still,
+        checkpoint,
+        layout,
+        dtype=dtype,
+        residency=residency,
+        overrides=overrides,
+        here=True,
+        problems=[*problems, *_door_problems(wanted)],
+    )
     if is_open(residency):
         video = usual_video(job.request, abilities(job.folder))
         home = with_eviction(job.residency, job.folder, video, job.layout, job.dtype)
@@ -94,15 +103,13 @@ def _run_folder() -> Path:
     return run
 
 
-def refuse_open_door(wanted: Wanted) -> None:
+def _door_problems(wanted: Wanted) -> Iterator[Problem]:
     """Whoever can reach the server can use it: beyond this machine that takes a key, or a decision."""
     if wanted.api_key and wanted.no_auth:
-        problem = Problem("bind", "--no-auth and an API key contradict each other", "give one of them")
-        raise RequestError(problem)
+        yield Problem("bind", "--no-auth and an API key contradict each other", "give one of them")
     if not (wanted.api_key or wanted.no_auth or is_loopback(wanted.host)):
         why = f"--host {wanted.host} is reached from other machines, and there is no API key"
-        fix = "give --api-key or ARMILLARY_API_KEY, or say --no-auth"
-        raise RequestError(Problem("bind", why, fix))
+        yield Problem("bind", why, "give --api-key or ARMILLARY_API_KEY, or say --no-auth")
 
 
 def _settings(checkpoint: str, job: Job, wanted: Wanted) -> Settings:
