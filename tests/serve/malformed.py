@@ -74,11 +74,7 @@ def _wrong_field(chance: random.Random) -> Malformed:
         fields[field] = chance.choice([n for n in _WRONG_NUMBERS if not (field == "seed" and n == 10**9)])
         if field in ("width", "height"):
             fields["height" if field == "width" else "width"] = 64
-    return _json(path, fields, "size" if _is_judged_as_size(field, fields) else field)
-
-
-def _is_judged_as_size(field: str, fields: dict[str, Any]) -> bool:
-    return field in ("width", "height") and fields[field] == 10**9 and fields[field] is not True
+    return _json(path, fields, field)
 
 
 def _unknown_field(chance: random.Random) -> Malformed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,44 @@ def test_several_pictures_that_the_queue_has_no_room_for_are_429(offline: Offlin
     answer = _ask(offline, "POST", "/v1/images/generations", json={"prompt": "tea", "n": 3})
     assert _error(answer) == (429, None, "queue_full")
     assert offline.desk.store.counts() == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt": "tea", "num_frames": 5, "num_frames": 9}', "num_frames"),
+        (b'{"prompt": "tea", "seconds": 1e308}', "seconds"),
+        (b'{"prompt": "tea", "width": 1000000000, "height": 64}', "width"),
+        (b'{"prompt": "tea", "width": 64, "height": 0}', "height"),
+        (b"{%s}" % b",".join(b'"%d": 1' % number for number in range(65)), None),
+    ],
+)
+def test_what_a_body_has_too_much_of_is_refused_by_its_name(
+    offline: Offline, body: bytes, param: str | None
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = _ask(offline, "POST", "/v1/videos", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_the_fields_that_there_are_are_listed_once(offline: Offline) -> None:
+    answer = _ask(offline, "POST", "/v1/videos", json={"prompt": "tea", "step": 1, "cfg": 2})
+    assert answer.json()["error"]["message"].count("negative_prompt") == 1
+
+
+def test_a_boundary_that_is_too_long_is_400(offline: Offline) -> None:
+    headers = {"content-type": f"multipart/form-data; boundary={'x' * 300}"}
+    answer = _ask(offline, "POST", "/v1/videos", content=b"x", headers=headers)
+    assert _error(answer) == (400, None, "body-form")
+
+
+def test_a_store_that_is_locked_is_503_with_the_seconds_to_wait(offline: Offline) -> None:
+    holder = sqlite3.connect(offline.desk.settings.database, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    answer = _ask(offline, "POST", "/v1/videos", json=TEA)
+    holder.close()
+    assert _error(answer) == (503, None, "store_busy")
+    assert int(answer.headers["retry-after"]) > 0
 
 
 def test_an_upload_over_the_bound_is_refused_and_not_kept(offline: Offline) -> None:

@@ -114,7 +114,7 @@ def _seconds(asked: GenerationRequest, filled: CompleteRequest, abilities: Abili
             f"seconds must be a number above 0, not {asked.seconds:g}",
             "use a length such as 5",
         )
-    elif filled.num_frames > longest(abilities.temporal):
+    elif asked.seconds * filled.fps > longest(abilities.temporal):
         yield Problem(
             "seconds-range",
             f"seconds={asked.seconds:g} at {filled.fps:g} fps is over {longest(abilities.temporal)} frames",

@@ -73,7 +73,7 @@ _Desk = Annotated[Desk, Depends(_desk)]
 
 def _errors(*more: int) -> dict[int | str, dict[str, Any]]:
     """The documented refusals of an endpoint."""
-    return {status: {"model": shapes.ErrorBody} for status in (400, 401, 403, *more)}
+    return {status: {"model": shapes.ErrorBody} for status in (400, 401, 403, 503, *more)}
 
 
 def _body(json_shape: type[shapes.VideoFields | shapes.ImageFields], form: bool = False) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _add_images(app: FastAPI) -> None:
     @app.post(
         "/v1/images/generations",
         response_model=shapes.Images,
-        responses=_errors(413, 415, 429),
+        responses=_errors(413, 415, 429, 500, 507),
         openapi_extra=_body(shapes.ImageFields),
     )
     async def generate_images(request: Request, desk: _Desk) -> shapes.Images:
@@ -135,7 +135,7 @@ def _add_videos(app: FastAPI) -> None:
     @app.post(
         "/v1/videos",
         response_model=shapes.Video,
-        responses=_errors(413, 415, 429),
+        responses=_errors(413, 415, 429, 507),
         openapi_extra=_body(shapes.VideoFields, form=True),
     )
     async def create_video(request: Request, desk: _Desk) -> shapes.Video:
@@ -163,7 +163,7 @@ def _add_sync(app: FastAPI) -> None:
         response_class=FileResponse,
         responses={
             200: {"content": {"video/mp4": {}}, "description": "The video."},
-            **_errors(413, 415, 429),
+            **_errors(413, 415, 429, 500, 507),
         },
         openapi_extra=_body(shapes.VideoFields, form=True),
     )

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fastapi import Request
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from armillary.errors import RequestError
 from armillary.serve.media_access import Upload, UploadWriter
 from armillary.serve.refusals import FieldProblem, RefusedError
 
-MAX_JSON_BYTES = 32 << 20
+MAX_JSON_BYTES = 12 << 20
+"""More than a client can mean, and little enough that reading the worst of it is over in seconds."""
 MAX_FIELD_BYTES = 256 << 10
 """Of one text field; the longest legal one, a prompt, has 32,000 characters."""
 MAX_FIELDS = 64
 _DRAINED_BYTES = 64 << 20
+_SHORT_JSON_BYTES = 64 << 10
+_ONE_AT_A_TIME = asyncio.Semaphore()
 _INT_DIGITS = 30
 """Longer whole numbers are beyond every bound, and become infinite for the field's own refusal."""
 
@@ -83,19 +87,36 @@ async def _read_json(stream: AsyncIterator[bytes]) -> Body:
         if size > MAX_JSON_BYTES:
             raise RefusedError(413, f"the body is larger than {MAX_JSON_BYTES} bytes", code="body-size")
     text = b"".join(chunks)
-    fields = await asyncio.to_thread(_parse, text) if size > 1 << 16 else _parse(text)
-    return Body(fields=fields)
+    if size <= _SHORT_JSON_BYTES:
+        return Body(fields=_parse(text))
+    async with _ONE_AT_A_TIME:  # what a long text unpacks into may be fifty times as large
+        return Body(fields=await asyncio.to_thread(_parse, text))
 
 
 def _parse(text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(text, parse_int=_bounded_int)
+        value = json.loads(text, parse_int=_bounded_int, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
         why = f"the body is not JSON ({error})"
         raise RequestError(FieldProblem("body-json", why, "send one JSON object")) from None
-    if not isinstance(value, dict):
+    if not isinstance(value, _Pairs):
         raise RequestError(FieldProblem("body-json", "the body is no JSON object", "send one JSON object"))
+    if len(value) > MAX_FIELDS:
+        why = f"the body has {len(value)} fields, and at most {MAX_FIELDS} are read"
+        raise RequestError(FieldProblem("body-json", why, "send fewer"))
+    if value.twice is not None:
+        why = f"{value.twice} is given twice"
+        raise RequestError(FieldProblem("body-json", why, "give it once", value.twice))
     return value
+
+
+class _Pairs(dict[str, Any]):
+    """A JSON object that remembers the first name it was given twice."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        names = Counter(name for name, _ in pairs) if len(pairs) > len(self) else None
+        self.twice = names.most_common(1)[0][0] if names else None
 
 
 def _bounded_int(digits: str) -> int | float:
@@ -132,7 +153,7 @@ class _Form:
         self._ended = False
         try:
             self._parser = MultipartParser(boundary, self._callbacks())  # type: ignore[arg-type]
-        except MultipartParseError as error:
+        except FormParserError as error:
             raise _broken(f"the form is broken ({error})", None) from None
         if not boundary:
             raise _broken("the Content-Type of the form names no boundary", None)
@@ -152,7 +173,7 @@ class _Form:
     def feed(self, chunk: bytes) -> None:
         try:
             self._parser.write(chunk)
-        except MultipartParseError as error:
+        except FormParserError as error:
             raise _broken(f"the form is broken ({error})", self._name or None) from None
 
     def finish(self) -> Body:

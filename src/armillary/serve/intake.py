@@ -74,7 +74,9 @@ async def finished(desk: Desk, jobs: Sequence[Job], request: Request) -> list[Jo
     try:
         ended = await _unless_gone(waiting, request)
         if failed := next((job for job in ended if job is None or job.status == "failed"), None):
-            raise RefusedError(500, failed.error_message or "the job failed", code=failed.error_code)
+            message = failed.error_message or "the job failed"
+            # it was tried as often as it may be; OpenAI's client would send it twice more
+            raise RefusedError(500, message, code=failed.error_code, headers={"x-should-retry": "false"})
         return [job for job in ended if job is not None]
     except BaseException:
         for job in jobs:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from armillary.engine.request import GenerationRequest
+from armillary.engine.rules import MAX_SIDE
 from armillary.errors import Problem, RequestError, list_choices
 from armillary.serve.media_access import REFERENCES, refused_reference
 from armillary.serve.refusals import FieldProblem
@@ -89,14 +90,15 @@ def _known(
     """The fields that were given (null is not), and what is wrong with those that there are not."""
     given = {key: value for key, value in fields.items() if value is not None}
     problems: list[Problem] = []
+    fix = f"the fields are {', '.join(shape.model_fields)}"
     for key in [key for key in given if key not in shape.model_fields]:
         del given[key]
         root = key.split("[", 1)[0]  # how OpenAI's client writes an object in a form
         if root in REFERENCES or root == "input_reference":
             problems.append(refused_reference(root))
         else:
-            fix = f"the fields are {', '.join(shape.model_fields)}"
-            problems.append(FieldProblem("field-unknown", f"unknown field {_shown(key)}", fix, key))
+            problems.append(FieldProblem("field-unknown", f"unknown field {_shown(key)}", fix, key[:100]))
+            fix = ""  # they are listed once
     for key in ("model", "user"):
         if not isinstance(given.get(key, ""), str):
             why = f"{key} must be text, not {_shown(given[key])}"
@@ -117,8 +119,9 @@ def _size(given: Mapping[str, Any], passed: dict[str, Any]) -> Iterator[Problem]
     elif len(sides) == 1:
         yield FieldProblem("size-half", f"{sides[0]} comes without the other side", "give both", sides[0])
     for side in sides:
-        if isinstance(given[side], bool) or not str(given[side]).isdecimal():
-            why = f"{side} must be a whole number of pixels, not {_shown(given[side])}"
+        whole = not isinstance(given[side], bool) and str(given[side]).isdecimal()
+        if not whole or not 0 < int(given[side]) <= MAX_SIDE:
+            why = f"{side} must be a whole number of pixels from 1 to {MAX_SIDE}, not {_shown(given[side])}"
             yield FieldProblem("field-form", why, "", side)
             return
     passed["size"] = f"{given.get('width', 0)}x{given.get('height', 0)}"

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -39,12 +41,14 @@ _FIELD_OF_RULE = {
     "sound-mode": "generate_sound",
     "sound-checkpoint": "generate_sound",
 }
+_STORE_SECONDS = 5
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NAMED_FIRST = ("field-missing", "field-form")
 _NAMED_LAST = re.compile(r"(?:its|takes no) (\w+)")
 
 
 class RefusedError(Exception):
-    """Answered with a 4xx (or 501) in OpenAI's shape."""
+    """Answered with a 4xx, or the 500 of a job that failed, in OpenAI's shape."""
 
     def __init__(
         self,
@@ -130,12 +134,14 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _wrong_parameter)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
+    app.add_exception_handler(OperationalError, _store_waits)
+    app.add_exception_handler(OSError, _disk)
     app.add_exception_handler(Exception, _own_fault)
 
 
 async def _refused(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RefusedError), "registered for it"
-    kind = "invalid_request_error" if error.status < 500 else "not_implemented_error"
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
     body = error_body(str(error), kind=kind, param=error.param, code=error.code)
     return JSONResponse(body, error.status, error.headers)
 
@@ -167,6 +173,26 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _client_gone(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error_body("the client went away before the body ended", code="disconnect"), 400)
+
+
+async def _store_waits(request: Request, error: Exception) -> JSONResponse:
+    """The job store is full or locked: nothing was stored, and the same request may do later."""
+    assert isinstance(error, OperationalError), "registered for it"
+    if "full" in str(error.orig):
+        return _no_room(request)
+    body = error_body(f"the job store: {error.orig}; try again", kind="server_error", code="store_busy")
+    return JSONResponse(body, 503, {"Retry-After": str(_STORE_SECONDS)})
+
+
+async def _disk(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, OSError), "registered for it"
+    return _no_room(request) if error.errno in _NO_ROOM else await _own_fault(request, error)
+
+
+def _no_room(request: Request) -> JSONResponse:
+    log("error", request_id=request.state.request_id, error="the disk of the data folder is full")
+    why = "the disk of the server's data folder is full; nothing was stored"
+    return JSONResponse(error_body(why, kind="server_error", code="disk_full"), 507)
 
 
 async def _own_fault(request: Request, error: Exception) -> JSONResponse:
