@@ -10,17 +10,22 @@ ENV PIP_NO_CACHE_DIR=1 \
     ARMILLARY_HOST=0.0.0.0 \
     XDG_DATA_HOME=/data
 
+# process 1 has to reap what a killed process leaves behind; the version is the distribution's
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
+
 # torch's wheels bring CUDA's libraries along; the host's driver comes in with --gpus
 WORKDIR /opt/armillary
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src ./src
 RUN pip install --constraint constraints.txt .
 
-COPY docker/entrypoint.sh /usr/local/bin/armillary-entrypoint
+COPY --chmod=755 docker/entrypoint.sh /usr/local/bin/armillary-entrypoint
+COPY docker/healthcheck.py ./
 VOLUME ["/data"]
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=30s --timeout=5s --start-period=30m \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
-ENTRYPOINT ["armillary-entrypoint"]
+# long enough for the first download of 128 GB
+HEALTHCHECK --interval=30s --timeout=5s --start-period=3h CMD ["python", "/opt/armillary/healthcheck.py"]
+ENTRYPOINT ["tini", "--", "armillary-entrypoint"]
 CMD ["armillary", "--help"]

@@ -1,6 +1,13 @@
 #!/bin/sh
 # The image listens on every interface, so it has a key: the one given, else one made here and shown once.
+# What is written for vLLM's images works too: `vllm serve MODEL ...`, or flags alone, which serve.
 set -eu
+
+case "${1:-}" in
+    vllm) shift && set -- armillary "$@" ;;
+    advise | check | generate | serve | tiny | verify) set -- armillary "$@" ;;
+    -*) set -- armillary serve "$@" ;;
+esac
 
 serves=no open=no
 for word in "$@"; do
