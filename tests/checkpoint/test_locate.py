@@ -6,7 +6,7 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub.utils._paths import filter_repo_objects
 
-from armillary.checkpoint.locate import locate, patterns
+from armillary.checkpoint.locate import locate, locate_configs, patterns
 from armillary.errors import CheckpointError
 
 REPO_FILES = [
@@ -83,20 +83,30 @@ def test_a_repo_in_the_cache_is_found_offline(cached_repo: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("owner/other", "its cache has no such repo, and HF_HUB_OFFLINE allows no more than a look into it"),
-        ("owner/bad--name", "that is not how a repo is named; name a folder, or a repo as owner/name"),
+        (
+            "owner/other",
+            "with HF_HUB_OFFLINE the hub is not asked, and its cache on this machine does not have it",
+        ),
+        ("owner/bad--name", "no repo of the hub can have that name; name a folder, or a repo as owner/name"),
     ],
 )
 def test_a_repo_that_cannot_be_reached_is_refused_with_the_reason(
     cached_repo: Path, name: str, why: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=f"{name} is no folder here, and of the hub: {why}"):
+    with pytest.raises(
+        CheckpointError, match=f"{name} was not found: there is no such folder here, and {why}"
+    ):
         locate(name)
 
 
 def test_a_name_spelt_nearly_like_a_shipped_one_is_answered_with_it() -> None:
     with pytest.raises(CheckpointError, match="there is no folder toyworld; toy-world ships with Armillary"):
         locate("toyworld")
+
+
+def test_its_configs_alone_are_answered_with_it_too() -> None:
+    with pytest.raises(CheckpointError, match="toy-world ships with Armillary"):
+        locate_configs("toy-wrld")
 
 
 def test_a_shipped_checkpoint_is_found_by_its_name() -> None:

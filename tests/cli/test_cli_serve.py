@@ -52,7 +52,7 @@ def test_the_published_commands_are_understood(layout: list[str], capsys: pytest
     told = _refused(capsys, *common, *media, *layout)
     errors = [line for line in told.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
-    assert errors[0].startswith("error: nowhere/at-all is n")
+    assert errors[0].startswith("error: nowhere/at-all was not found")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])

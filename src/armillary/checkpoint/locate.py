@@ -30,6 +30,7 @@ def locate_configs(checkpoint: str) -> Path:
     Raises:
         CheckpointError: no hub repo that can be reached.
     """
+    _refuse_a_path(checkpoint)
     return _from_hub(checkpoint, ["*.json"], None)
 
 
@@ -55,13 +56,8 @@ def locate(checkpoint: str | Path, subfolder: str | None = None, *, whole: bool 
         return _inside(Path(str(files("armillary") / "assets" / str(checkpoint))), subfolder)
     if path.exists():
         raise _not_found(f"{path} is a file, not a folder", f"name the folder it lies in: {path.parent}")
-    if isinstance(checkpoint, Path) or _looks_like_a_path(checkpoint):
-        close = get_close_matches(str(checkpoint), SHIPPED, n=1)
-        fix = (
-            f"{close[0]} ships with Armillary" if close else "check the path; a hub repo is named owner/name"
-        )
-        raise _not_found(f"there is no folder {path}", fix)
-    return _inside(_from_hub(checkpoint, *patterns(subfolder, whole)), subfolder)
+    _refuse_a_path(checkpoint)
+    return _inside(_from_hub(str(checkpoint), *patterns(subfolder, whole)), subfolder)
 
 
 def patterns(subfolder: str | None, whole: bool = False) -> tuple[list[str] | None, list[str] | None]:
@@ -71,6 +67,15 @@ def patterns(subfolder: str | None, whole: bool = False) -> tuple[list[str] | No
     if subfolder:
         return [f"{subfolder}/*.json", f"{subfolder}/*.safetensors"], [f"{subfolder}/*/*"]
     return ["*.json", "*.safetensors"], ["*/*"]
+
+
+def _refuse_a_path(checkpoint: str | Path) -> None:
+    """What is no repo's name is not asked of the hub."""
+    if isinstance(checkpoint, Path) or _looks_like_a_path(checkpoint):
+        close = get_close_matches(str(checkpoint), SHIPPED, n=1)
+        otherwise = "check the path; a hub repo is named owner/name"
+        fix = f"{close[0]} ships with Armillary" if close else otherwise
+        raise _not_found(f"there is no folder {Path(checkpoint).expanduser()}", fix)
 
 
 def _looks_like_a_path(name: str) -> bool:
@@ -92,7 +97,7 @@ def _from_hub(repo: str, allow: list[str] | None, ignore: list[str] | None) -> P
         return Path(snapshot_download(repo, allow_patterns=allow, ignore_patterns=ignore))
     except Exception as error:  # network, login, name, disk: to the user all of them mean "not found"
         reason, fix = _in_words(error)
-        raise _not_found(f"{repo} is no folder here, and of the hub: {reason}", fix) from error
+        raise _not_found(f"{repo} was not found: there is no such folder here, and {reason}", fix) from error
 
 
 def _in_words(error: Exception) -> tuple[str, str]:
@@ -102,19 +107,25 @@ def _in_words(error: Exception) -> tuple[str, str]:
     login = "log in with `hf auth login`"
     match error:
         case errors.GatedRepoError():
-            return "its owner wants terms to be accepted first", f"accept them on its page, then {login}"
+            return (
+                "the owner of that repo wants terms to be accepted first",
+                f"accept them on its page, then {login}",
+            )
         case errors.RepositoryNotFoundError():
-            return "it has no such repo, or a private one", f"check the name; for a private repo {login}"
+            return "the hub has no such repo, or a private one", f"check the name; for a private repo {login}"
         case errors.HFValidationError():
-            return "that is not how a repo is named", "name a folder, or a repo as owner/name"
+            return "no repo of the hub can have that name", "name a folder, or a repo as owner/name"
         case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled():
-            offline = "its cache has no such repo, and HF_HUB_OFFLINE allows no more than a look into it"
-            absent = "it cannot be reached, and its cache has no such repo"
-            return (offline if _offline() else absent), "check the name and the network"
+            where = "with HF_HUB_OFFLINE the hub is not asked" if _offline() else "the hub cannot be reached"
+            helps = "unset HF_HUB_OFFLINE" if _offline() else "check the network"
+            return f"{where}, and its cache on this machine does not have it", f"check the name, or {helps}"
         case OSError(strerror=str(reason)):
-            return reason, "check the network, and the disk that has the hub's cache"
+            return (
+                f"the hub could not be read ({reason})",
+                "check the network, and the disk that has the hub's cache",
+            )
     first_line = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first_line}", f"check the name and the network; {login}"
+    return f"the hub gave {type(error).__name__}: {first_line}", f"check the name and the network; {login}"
 
 
 def _offline() -> bool:
