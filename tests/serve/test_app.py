@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import Callable
 from typing import Any
@@ -53,9 +54,61 @@ def test_a_full_queue_is_429_with_the_seconds_to_wait(offline: Offline) -> None:
 
 
 def test_several_pictures_that_the_queue_has_no_room_for_are_429(offline: Offline) -> None:
-    answer = _ask(offline, "POST", "/v1/images/generations", json={"prompt": "tea", "n": 3})
+    _ask(offline, "POST", "/v1/videos", json=TEA)
+    answer = _ask(offline, "POST", "/v1/images/generations", json={"prompt": "tea", "n": 2})
     assert _error(answer) == (429, None, "queue_full")
-    assert offline.desk.store.counts() == {}
+    assert offline.desk.store.counts() == {"queued": 1}
+
+
+def test_more_pictures_than_the_queue_ever_has_room_for_are_400(offline: Offline) -> None:
+    answer = _ask(offline, "POST", "/v1/images/generations", json={"prompt": "tea", "n": 3})
+    assert _error(answer) == (400, "n", "n")
+
+
+def test_a_page_after_a_video_that_is_gone_is_400(offline: Offline) -> None:
+    assert _error(_ask(offline, "GET", "/v1/videos?after=video_gen_1")) == (400, "after", "after")
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "length"),
+    [("bytes=2-5", 206, 4), ("bytes=9-5", 200, 100), ("bytes=abc", 200, 100), ("bytes=-3", 206, 3)],
+)
+def test_ranges_of_a_result_are_served_and_what_is_none_is_passed_over(
+    offline: Offline, header: str, status: int, length: int
+) -> None:
+    path = f"/v1/videos/{_completed(offline, bytes(100))}/content"
+    answer = _ask(offline, "GET", path, headers={"range": header})
+    assert (answer.status_code, len(answer.content)) == (status, length)
+    assert _ask(offline, "HEAD", path).headers["content-length"] == "100"
+
+
+def test_a_range_past_the_end_is_416_with_the_size(offline: Offline) -> None:
+    path = f"/v1/videos/{_completed(offline, bytes(100))}/content"
+    answer = _ask(offline, "GET", path, headers={"range": "bytes=100-"})
+    assert _error(answer) == (416, "Range", "range")
+    assert answer.headers["content-range"] == "bytes */100"
+
+
+def _completed(offline: Offline, result: bytes) -> str:
+    video_id: str = _ask(offline, "POST", "/v1/videos", json=TEA).json()["id"]
+    offline.desk.store.claim()
+    output = offline.desk.settings.results / "out.mp4"
+    output.write_bytes(result)
+    offline.desk.store.finish(video_id, output, step_seconds=1.0, run_seconds=1.0)
+    return video_id
+
+
+def test_a_models_name_is_looked_up(offline: Offline) -> None:
+    name = offline.desk.settings.names[0]
+    assert _ask(offline, "GET", f"/v1/models/{name}").json()["id"] == name
+    assert _error(_ask(offline, "GET", "/v1/models/other")) == (404, "model", "model-not-found")
+
+
+def test_the_documentation_page_needs_nothing_from_elsewhere(offline: Offline) -> None:
+    page = _ask(offline, "GET", "/docs").text
+    addresses = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(addresses) > 1
+    assert {_ask(offline, "GET", address).status_code for address in addresses} == {200}
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def check_document(api: Any, examples: int) -> int:
 
 @pytest.mark.timeout(200)
 def test_the_server_keeps_its_document(api: Any) -> None:
-    assert check_document(api, EXAMPLES) == 11
+    assert check_document(api, EXAMPLES) == 12
 
 
 @pytest.mark.soak

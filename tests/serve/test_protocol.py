@@ -26,6 +26,17 @@ def _params(fields: dict[str, Any], abilities: Abilities = NANO, image: bool = F
     return [param_of(problem) for problem in refusal.value.problems]
 
 
+def test_an_object_in_a_form_is_read_as_openais_client_writes_it() -> None:
+    flat = {f"extra_params[use_{name}_template]": "false" for name in ("resolution", "duration")}
+    assert video_request({"prompt": "tea", **flat}, None, NAMES).plain_prompt is True
+
+
+def test_a_missing_file_is_asked_for_by_the_clients_name() -> None:
+    with pytest.raises(ArmillaryError) as refusal:
+        complete(video_request({"prompt": "tea", "mode": "image-to-video"}, None, NAMES), NANO)
+    assert "needs an input_reference; upload it" in told(refusal.value.problems)
+
+
 def test_what_a_video_leaves_out_takes_the_published_defaults() -> None:
     filled = complete(video_request({"prompt": "tea"}, None, NAMES), NANO)
     assert (filled.width, filled.height, filled.num_frames) == (1280, 720, 189)

@@ -14,14 +14,16 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi_offline import FastAPIOffline
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from armillary.serve import gate, intake, protocol, refusals, shapes
+from armillary.errors import RequestError
+from armillary.serve import gate, intake, protocol, ranges, refusals, shapes
 from armillary.serve.desk import Desk
 from armillary.serve.events import event_stream
 from armillary.serve.jobs import Job, NewJob
-from armillary.serve.refusals import RefusedError, error_body
+from armillary.serve.refusals import FieldProblem, RefusedError, error_body
 
 _VIDEO: dict[str, Any] = {"content": {"video/mp4": {}}, "description": "The video."}
 _NOT_HERE = {
@@ -37,11 +39,12 @@ _NOT_HERE = {
 
 def make_app(desk: Desk) -> FastAPI:
     """The application around a desk, which its lifespan starts and keeps."""
-    app = FastAPI(
+    app = FastAPIOffline(  # whose page needs nothing from the internet
         title="Armillary",
         description="Pictures and videos, as jobs on several devices.",
         lifespan=_lifespan,
         redoc_url=None,
+        static_url=gate.PAGE_ASSETS,
     )
     app.state.desk = desk
     refusals.install(app)
@@ -101,6 +104,9 @@ def _add_images(app: FastAPI) -> None:
         body = await intake.read(request, desk, None)
         asked, count, suffix = protocol.image_request(body.fields, desk.settings.names)
         filled = intake.completed(asked, desk)
+        if count > desk.settings.max_queue:
+            why = f"n is {count}, and {desk.settings.max_queue} jobs may wait (--max-queue)"
+            raise RequestError(FieldProblem("n", why, "ask for fewer", "n"))
         wanted = [replace(filled, seed=filled.seed + number) for number in range(count)]
         new = [
             NewJob(
@@ -151,6 +157,10 @@ def _add_videos(app: FastAPI) -> None:
         order: Literal["asc", "desc"] = "desc",
     ) -> shapes.VideoPage:
         """Jobs by the time of their acceptance."""
+        if after is not None and desk.store.get(after) is None:
+            raise RefusedError(
+                400, f"after names no video that there is: {after}", param="after", code="after"
+            )
         jobs, more = desk.store.page(after=after, limit=limit, newest_first=order == "desc")
         data = [desk.video(job) for job in jobs]
         ends = (data[0].id, data[-1].id) if data else (None, None)
@@ -183,13 +193,14 @@ def _add_video(app: FastAPI) -> None:
         """A job as it stands: step, place in the queue, seconds left."""
         return desk.video(_job(desk, video_id))
 
+    @app.head("/v1/videos/{video_id}/content", include_in_schema=False)
     @app.get(
         "/v1/videos/{video_id}/content",
         response_class=FileResponse,
-        responses={200: _VIDEO, **_errors(404, 422)},
+        responses={200: _VIDEO, 206: _VIDEO, **_errors(404, 416, 422)},
     )
     def download_video(
-        video_id: str, desk: _Desk, variant: Annotated[Literal["video"], Query()] = "video"
+        request: Request, video_id: str, desk: _Desk, variant: Annotated[Literal["video"], Query()] = "video"
     ) -> Response:
         """The MP4 file; ranges are served."""
         job = _job(desk, video_id)
@@ -200,7 +211,8 @@ def _add_video(app: FastAPI) -> None:
         try:
             found = os.stat(job.output)
         except FileNotFoundError:
-            raise RefusedError(404, f"the file of {video_id} has expired", code="expired") from None
+            raise RefusedError(404, f"the file of {video_id} is gone", code="gone") from None
+        ranges.check(request, found.st_size)
         return FileResponse(job.output, media_type="video/mp4", filename=f"{video_id}.mp4", stat_result=found)
 
     @app.delete("/v1/videos/{video_id}", response_model=shapes.Deleted, responses=_errors(404))
@@ -245,6 +257,14 @@ def _add_operations(app: FastAPI) -> None:
         created = int(desk.started_at)
         return shapes.Models(data=[shapes.Model(id=n, created=created) for n in desk.settings.names])
 
+    @app.get("/v1/models/{name:path}", response_model=shapes.Model, responses=_errors(404))
+    def retrieve_model(name: str, desk: _Desk) -> shapes.Model:
+        """One of these names."""
+        if name not in desk.settings.names:
+            raise RefusedError(404, f"there is no model {name}", param="model", code="model-not-found")
+        return shapes.Model(id=name, created=int(desk.started_at))
+
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", response_model=shapes.Health, responses={503: {"model": shapes.Health}})
     async def health(desk: _Desk) -> Response:
         """200 once every rank is ready, 503 with what is going on before that and while ranks restart."""

@@ -23,6 +23,7 @@ from armillary.serve.metrics import Metrics
 from armillary.serve.refusals import error_body
 from armillary.serve.settings import is_loopback
 
+PAGE_ASSETS = "/docs/assets"
 _OPEN = ("/health", "/docs", "/openapi.json")
 """What is told without a key: nothing of these is anybody's data."""
 _HANDED_IN = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -34,7 +35,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, api_key: str | None, host: str, metrics: Metrics) -> None:
         self._app = app
-        self._key = api_key.encode() if api_key else None
+        self._key = api_key.strip().encode() if api_key else None  # a file of one line ends in another
         self._only_here = is_loopback(host)
         self._metrics = metrics
 
@@ -63,7 +64,7 @@ class Gate:
             self._note(scope, request_id, status, time.monotonic() - started)
 
     def _is_let_in(self, path: str, headers: Headers) -> bool:
-        if self._key is None or path in _OPEN:
+        if self._key is None or path in _OPEN or path.startswith(f"{PAGE_ASSETS}/"):
             return True
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # compared in constant time: how long a refusal takes tells nothing about the key

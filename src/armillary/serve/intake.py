@@ -22,6 +22,8 @@ from armillary.serve.media_access import probe
 from armillary.serve.refusals import RefusedError
 
 T = TypeVar("T")
+_PROBES = asyncio.Semaphore(2)
+"""Files decoded at a time: a small one may unpack into hundreds of megabytes."""
 _GONE = 499
 """nginx's number for a client that went away; nobody reads the answer."""
 
@@ -44,10 +46,12 @@ def completed(asked: GenerationRequest, desk: Desk) -> CompleteRequest:
 
 
 async def accept_video(request: Request, desk: Desk, *, attached: bool) -> Job:
+    await run_in_threadpool(desk.refuse_if_full)  # before a large file has come
     body = await read(request, desk, "input_reference")
     try:
         upload = body.files.get("input_reference")
-        kind = await run_in_threadpool(probe, upload, "input_reference") if upload else None
+        async with _PROBES:
+            kind = await run_in_threadpool(probe, upload, "input_reference") if upload else None
         named = (kind, str(upload.path)) if kind and upload else None
         asked = protocol.video_request(body.fields, named, desk.settings.names)
         job = NewJob(
@@ -70,18 +74,23 @@ async def finished(desk: Desk, jobs: Sequence[Job], request: Request) -> list[Jo
 
     Raises RefusedError with what went wrong.
     """
-    waiting = asyncio.gather(*(desk.until_ended(job) for job in jobs))
     try:
-        ended = await _unless_gone(waiting, request)
-        if failed := next((job for job in ended if job is None or job.status == "failed"), None):
-            message = failed.error_message or "the job failed"
-            # it was tried as often as it may be; OpenAI's client would send it twice more
-            raise RefusedError(500, message, code=failed.error_code, headers={"x-should-retry": "false"})
-        return [job for job in ended if job is not None]
+        return await _unless_gone(asyncio.gather(*(_completed(desk, job) for job in jobs)), request)
     except BaseException:
         for job in jobs:
             await asyncio.shield(run_in_threadpool(desk.remove, job.id))
         raise
+
+
+async def _completed(desk: Desk, job: Job) -> Job:
+    ended = await desk.until_ended(job)
+    if ended is not None and ended.status == "completed":
+        return ended
+    message, code = (
+        (ended.error_message, ended.error_code) if ended else ("the job was cancelled", "cancelled")
+    )
+    # it was tried as often as it may be; OpenAI's client would send it twice more
+    raise RefusedError(500, message or "the job failed", code=code, headers={"x-should-retry": "false"})
 
 
 async def _unless_gone(waiting: Awaitable[T], request: Request) -> T:

@@ -32,7 +32,7 @@ class Pace:
     def remaining(self, fields: dict[str, Any], steps_done: int = 0) -> float | None:
         """Seconds that a job still takes; None while nothing has been measured."""
         volume = _volume(fields)
-        nearest = min(self._speeds, key=lambda known: abs(known - volume), default=None)
+        nearest = min(tuple(self._speeds), key=lambda known: abs(known - volume), default=None)
         if nearest is None:
             return None
         speed = self._speeds[nearest]

@@ -17,6 +17,7 @@ from armillary.serve.media_access import REFERENCES, refused_reference
 from armillary.serve.refusals import FieldProblem
 from armillary.serve.shapes import Generation, ImageFields, VideoFields
 
+_OBJECTS = ("extra_params", "extra_args")
 _ONE_ONLY = ("n", "num_outputs_per_prompt")
 _NOT_PASSED_ON = {"model", "user", "extra_params", "extra_args", "width", "height", "generate_sound"}
 
@@ -88,7 +89,7 @@ def _known(
     fields: Mapping[str, Any], shape: type[Generation], names: tuple[str, ...]
 ) -> tuple[dict[str, Any], list[Problem]]:
     """The fields that were given (null is not), and what is wrong with those that there are not."""
-    given = {key: value for key, value in fields.items() if value is not None}
+    given = _unflattened({key: value for key, value in fields.items() if value is not None})
     problems: list[Problem] = []
     fix = f"the fields are {', '.join(shape.model_fields)}"
     for key in [key for key in given if key not in shape.model_fields]:
@@ -108,6 +109,17 @@ def _known(
         why = f"there is no model {_shown(model)} here"
         problems.append(FieldProblem("model-not-found", why, f"use {list_choices(names)}", "model"))
     return given, problems
+
+
+def _unflattened(given: dict[str, Any]) -> dict[str, Any]:
+    """`extra_params[use_duration_template]`, as OpenAI's client writes an object in a form, in its object."""
+    for key in list(given):
+        name, bracket, rest = key.partition("[")
+        whole = given.get(name, {})
+        if bracket and rest.endswith("]") and name in _OBJECTS and isinstance(whole, dict):
+            value = given.pop(key)
+            given[name] = {**whole, rest[:-1]: {"true": True, "false": False}.get(str(value).lower(), value)}
+    return given
 
 
 def _size(given: Mapping[str, Any], passed: dict[str, Any]) -> Iterator[Problem]:
@@ -130,7 +142,7 @@ def _size(given: Mapping[str, Any], passed: dict[str, Any]) -> Iterator[Problem]
 def _plain_prompt(given: Mapping[str, Any], problems: list[Problem], *, both: bool) -> bool:
     """Whether the extra parameters ask for prompts without added sentences; other parameters are refused."""
     templates = {"use_resolution_template": True, "use_duration_template": True}
-    for field in ("extra_params", "extra_args"):
+    for field in _OBJECTS:
         for key, value in _extra(given.get(field, {}), field, problems).items():
             name = f"{field}.{key}"
             if key in templates and isinstance(value, bool):

@@ -113,6 +113,11 @@ def told(problems: Iterable[Problem]) -> str:
 
 
 def _renamed(problem: Problem) -> str:
+    if problem.rule == "mode-input":
+        mode, verb, _ = problem.message.partition(" takes no ")
+        if verb:
+            return f"{mode} takes no input_reference; leave it out, or choose another mode"
+        return f"{mode.partition(' ')[0]} needs an input_reference; upload it (multipart/form-data)"
     line = str(problem)
     field = line.split(" ", 1)[0]
     if problem.rule in _NAMED_FIRST and field in CLIENT_NAMES:

@@ -194,7 +194,7 @@ def video_of(
         progress=100 if done else min(99, 100 * (step or 0) // steps),
         prompt=fields["prompt"],
         size=job.size,
-        seconds=f"{job.length:g}",
+        seconds=f"{round(job.length, 3):g}",
         created_at=int(job.created_at),
         started_at=_whole(job.started_at),
         completed_at=_whole(ended),
