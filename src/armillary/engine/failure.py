@@ -132,7 +132,7 @@ def died(rank: int, code: int, output: str) -> RankError:
 def told_by_ranks(number: int, raised: RaisedError) -> ArmillaryError:
     """The error for what `torchrun.first_error` found on ranks that this process did not start."""
     if raised.in_collective:
-        problem = Problem("rank-killed", f"another rank than {number} was killed ({raised.summary})")
+        problem = Problem("rank-killed", f"a rank other than {number} was killed ({raised.summary})")
         return RankError(problem, number, raised.traceback, killed=True)
     return raised.as_error(number, output="")
 

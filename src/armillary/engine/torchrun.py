@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from armillary.engine.failure import RaisedError, stalled
@@ -32,7 +31,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _POLL_SECONDS = 0.2
 _ASK_SECONDS = 0.05
 _FIRST = "armillary/raised"
-_WORD_SECONDS = timedelta(seconds=1)
+_WORD_SECONDS = 1.0
 # A rank that waits gives the one it waits for the time to be found first.
 _WAITING_MARGIN = 60.0
 
@@ -146,13 +145,20 @@ def first_error(rank: Rank, error: Exception) -> tuple[int, RaisedError]:
         store = distributed_c10d._get_default_store()
         if not raised.in_collective:
             store.set(_FIRST, json.dumps([rank.rank, raised.to_json()]))
-        else:
-            store.wait([_FIRST], _WORD_SECONDS)
+        elif _has(store, _FIRST, _WORD_SECONDS):
             number, text = json.loads(store.get(_FIRST))
             return number, RaisedError.from_json(text)
-    except (RuntimeError, ValueError):  # nothing is there in time, or the store has ended
+    except (RuntimeError, ValueError):  # the store has ended with the process that held it, or none was made
         pass
     return rank.rank, raised
+
+
+def _has(store: Store, key: str, seconds: float) -> bool:
+    """Whether `key` is there in time; `store.wait` would warn where it is not."""
+    deadline = time.monotonic() + seconds
+    while not (there := bool(store.check([key]))) and time.monotonic() < deadline:
+        time.sleep(_ASK_SECONDS)
+    return there
 
 
 def _naming(rank: Rank, error: Exception) -> ArmillaryError:

@@ -145,7 +145,10 @@ def _predicted(job: Job) -> tuple[int, ...]:
 
 def _serve_as_first_rank(settings: Settings, rank: Rank, command: Sequence[str]) -> None:
     """The rank that has the server beside it. Both end together."""
-    supervisor = subprocess.Popen([*command, str(os.getpid())], stdin=subprocess.DEVNULL)
+    # in a session of its own: torchrun's signals, which go to process groups, are this rank's to pass on
+    supervisor = subprocess.Popen(
+        [*command, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
+    )
 
     def end_soon(*_: object) -> None:
         # torchrun sends it to whoever is left of a group, and what ended the group is to be told first
