@@ -235,3 +235,9 @@ def test_half_a_surrogate_pair_in_a_name_is_refused_and_no_fault(offline: Offlin
     content = b'{"prompt": "tea", "\\ud800": 1}'
     headers = {"content-type": "application/json"}
     assert _ask(offline, "POST", "/v1/videos", content=content, headers=headers).status_code == 400
+
+
+def test_more_pixels_than_the_server_makes_are_refused(offline_with: Callable[..., Offline]) -> None:
+    server = offline_with(max_pixels=320 * 192)
+    assert _error(_ask(server, "POST", "/v1/videos", json={**TEA, "size": "320x208"}))[:2] == (400, "size")
+    assert _ask(server, "POST", "/v1/videos", json={**TEA, "size": "320x192"}).status_code == 200

@@ -51,6 +51,9 @@ def serve(
         int, typer.Option(min=1, metavar="N", help="How often a job may fail by itself.")
     ] = 2,
     max_upload_bytes: Annotated[int, typer.Option(min=1, metavar="N", help="Of one file.")] = 256 << 20,
+    max_generated_image_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Width times height that a request may ask for.")
+    ] = None,
     result_max_age: Annotated[
         float, typer.Option(metavar="SECONDS", parser=time_limit, help="After which a result is gone.")
     ] = 86400.0,
@@ -115,6 +118,7 @@ def serve(
         max_attempts=max_attempts,
         max_queue=max_queue,
         max_upload_bytes=max_upload_bytes,
+        max_pixels=max_generated_image_size,
         result_max_age=result_max_age,
         result_max_bytes=result_max_bytes,
         allowed_local_media_path=allowed_local_media_path,

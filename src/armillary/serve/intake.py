@@ -12,14 +12,14 @@ from starlette.concurrency import run_in_threadpool
 
 from armillary.engine.prepare import row_problems
 from armillary.engine.request import CompleteRequest, GenerationRequest, complete
-from armillary.errors import LayoutError
+from armillary.errors import LayoutError, RequestError
 from armillary.layout import Layout
 from armillary.serve import protocol
 from armillary.serve.bodies import Body, read_body
 from armillary.serve.desk import Desk
 from armillary.serve.jobs import Job, NewJob
 from armillary.serve.media_access import probe
-from armillary.serve.refusals import RefusedError
+from armillary.serve.refusals import FieldProblem, RefusedError
 
 T = TypeVar("T")
 _PROBES = asyncio.Semaphore(2)
@@ -39,6 +39,10 @@ def completed(asked: GenerationRequest, desk: Desk) -> CompleteRequest:
     if asked.seed is None and settings.seed is not None:
         asked = asked.model_copy(update={"seed": settings.seed})
     filled = complete(asked, settings.abilities)
+    if settings.max_pixels is not None and filled.width * filled.height > settings.max_pixels:
+        size = f"{filled.width}x{filled.height}"
+        why = f"size {size} has more pixels than this server makes, {settings.max_pixels}"
+        raise RequestError(FieldProblem("max-pixels", why, "ask for a smaller size", "size"))
     layout = Layout(**settings.payload["layout"])
     if problems := row_problems(layout, filled, settings.abilities, settings.patch):
         raise LayoutError(problems)

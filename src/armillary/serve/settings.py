@@ -46,6 +46,8 @@ class Choices:
     result_max_bytes: int
     allowed_local_media_path: str | None
     """Taken, and without effect until local media are served at all; the start-up table says so."""
+    max_pixels: int | None = None
+    """Of a picture or a frame that a request may ask for; None: what the model can make."""
 
 
 @dataclass(frozen=True, kw_only=True)
