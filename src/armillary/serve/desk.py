@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -198,16 +199,19 @@ class Desk:
         """Once, before the first request: what an HTTP process that has ended has left."""
         for job in self.store.remove_attached():
             log("job_cancelled", job=job.id, request_id=job.request_id, reason="the client has gone")
-        named = {job.upload for job in self.store.everything()}
+        named = {Path(job.upload).name for job in self.store.everything() if job.upload is not None}
         for file in self.settings.uploads.iterdir():
-            if str(file) not in named:
+            if file.name not in named:
                 file.unlink(missing_ok=True)
         self._link.send({"ask": True})
 
     async def keep_house(self) -> None:
-        """Expire results, learn how fast jobs run and count the queue, until cancelled."""
+        """Expire results and learn how fast jobs run, until cancelled; what fails is tried again."""
         while True:
-            await run_in_threadpool(self._sweep)
+            try:
+                await run_in_threadpool(self._sweep)
+            except Exception as error:  # a full disk, a locked store: the next sweep may do it
+                log("sweep_failed", error=f"{type(error).__name__}: {error}")
             await asyncio.sleep(_SWEEP_SECONDS)
 
     def _sweep(self) -> None:

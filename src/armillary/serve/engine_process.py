@@ -1,6 +1,7 @@
 """The engine process: it starts the ranks, and again when they fail, and gives them one job after another.
 
-`python -m armillary.serve.engine_process RUN_FOLDER PARENT LINK LOCK`. It takes jobs from the store and
+`python -m armillary.serve.engine_process RUN_FOLDER PARENT SLOT LINK LOCK`; SLOT is its place in the run's
+file of heartbeats. It takes jobs from the store and
 writes there what became of them; the HTTP process hears of it over the link. Generation, decoding and
 encoding are the ranks' work: this process only waits and passes on.
 """
@@ -19,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from armillary.engine.failure import RankError
+from armillary.engine.heartbeat import Heartbeat, current_heartbeat, heartbeat_of_this_process
 from armillary.engine.wire import Message
 from armillary.engine.worker import die_with_parent
 from armillary.errors import ArmillaryError, Problem
@@ -38,6 +40,8 @@ _MAX_STARTS = 5
 """How often ranks that were killed before they were ever ready are started again."""
 _LONGEST_REST = 30.0
 _LOG_SECONDS = 5.0
+_TELL_SECONDS = 5.0
+"""After which the state is told again: messages may be lost."""
 _LONGEST_ERROR = 2000
 
 
@@ -57,7 +61,7 @@ class Engine:
         self._stopping = False
         self._step = 0
         self._state: Message = {"state": "starting"}
-        self._logged = 0.0
+        self._logged = self._told = 0.0
 
     def stop(self, number: int, _: FrameType | None) -> None:
         self._stop.set()
@@ -74,6 +78,7 @@ class Engine:
     def _loop(self) -> int:
         self._take_over()
         while not self._stop.is_set():
+            current_heartbeat().beat()
             select.select([self._link, *self._ranks.waits_on()], [], [], _LOOK_SECONDS)
             for message in self._ranks.messages():
                 self._hear(message)
@@ -87,6 +92,8 @@ class Engine:
                 self._start_again(failure)
             self._follow_cancellation()
             self._dispatch()
+            if time.monotonic() - self._told > _TELL_SECONDS:
+                self._send_state()
         if self._running is not None:
             self._interrupt(self._running.id, None)
         return 0
@@ -94,13 +101,19 @@ class Engine:
     # ------------------------------------------------------------------------------------------- the jobs
 
     def _take_over(self) -> None:
-        """What an engine process that was killed left behind."""
-        for job_id in self._patiently(self._store.unfinished):
-            self._interrupt(
-                job_id, Problem("engine-killed", "the engine process was killed while the job ran")
-            )
-        for part in self._settings.results.glob(".*"):
-            part.unlink(missing_ok=True)
+        """What an engine process that was killed left: jobs in progress, and files that are no job's."""
+        interrupted = self._patiently(self._store.unfinished)
+        killed = Problem("engine-killed", "the engine process was killed while the job ran")
+        for job_id in interrupted:
+            self._interrupt(job_id, killed)
+        jobs = self._patiently(self._store.everything)
+        results = {Path(job.output).name for job in jobs if job.output is not None}
+        for file in self._settings.results.iterdir():
+            if file.name not in results:
+                file.unlink(missing_ok=True)
+        queued = sum(job.status == "queued" for job in jobs)
+        if queued:
+            log("jobs_resumed", queued=queued, interrupted=len(interrupted))
 
     def _dispatch(self) -> None:
         if not self._ready or self._running is not None:
@@ -127,7 +140,7 @@ class Engine:
     def _hear_link(self) -> None:
         for message in self._link.receive():
             if "ask" in message:
-                self._link.send(self._state)
+                self._send_state()
                 if self._running is not None:
                     self._tell_job(self._running, "in_progress")
 
@@ -217,6 +230,7 @@ class Engine:
 
     def _start_again(self, failure: ArmillaryError) -> None:
         self._ranks.end()
+        current_heartbeat().beat()
         if self._failures > 1:
             self._stop.wait(min(2.0**self._failures, _LONGEST_REST))
         log("ranks_restarting", failures=self._failures)
@@ -227,6 +241,10 @@ class Engine:
     def _tell_state(self, state: str, **facts: Any) -> None:
         kept = {"memory", "weights"} & self._state.keys()
         self._state = {**{key: self._state[key] for key in kept}, "state": state, **facts}
+        self._send_state()
+
+    def _send_state(self) -> None:
+        self._told = time.monotonic()
         self._link.send(self._state)
 
     def _tell_store(self, waits: str | None) -> None:
@@ -242,7 +260,8 @@ class Engine:
 
 def main(arguments: list[str]) -> int:
     """Exit codes: 0 ended in order, 2 and 4 as the error that keeps the ranks from starting."""
-    run, parent, link = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    run = Path(arguments[0])
+    parent, slot, link = map(int, arguments[1:4])
     die_with_parent(parent)
     log_libraries()
     settings = Settings.read(run)
@@ -251,7 +270,8 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, engine.stop)
     try:
-        return engine.run()
+        with heartbeat_of_this_process(Heartbeat.open(settings.beats, slot)):
+            return engine.run()
     except Exception as error:  # a fault of ours: with new processes the queue goes on
         log("engine_failed", error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
         return 1

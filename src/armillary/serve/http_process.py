@@ -1,7 +1,7 @@
-"""The HTTP process: `python -m armillary.serve.http_process RUN_FOLDER PARENT LINK LOCK PORT`.
+"""The HTTP process: `python -m armillary.serve.http_process RUN_FOLDER PARENT SLOT LINK LOCK PORT`.
 
-LINK, LOCK and PORT are open files that the supervisor passed on: the link to the engine process, the lock on
-the data folder, and the listening socket.
+SLOT is its place in the run's file of heartbeats. LINK, LOCK and PORT are open files that the supervisor
+passed on: the link to the engine process, the lock on the data folder, and the listening socket.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvicorn
 
+from armillary.engine.heartbeat import Heartbeat
 from armillary.engine.worker import die_with_parent
 from armillary.serve.app import make_app
 from armillary.serve.desk import Desk
@@ -27,12 +28,17 @@ _KEPT_SECONDS = 75
 
 def main(arguments: list[str]) -> None:
     """Serve until SIGTERM."""
-    run, parent = Path(arguments[0]), int(arguments[1])
-    link, _, port = map(int, arguments[2:])
+    run = Path(arguments[0])
+    parent, slot, link, _, port = map(int, arguments[1:])
     die_with_parent(parent)
     log_libraries()
     settings = Settings.read(run)
     app = make_app(Desk(settings, JobStore(settings.database), Link.inherited(link)))
+    heartbeat = Heartbeat.open(settings.beats, slot)
+
+    async def beat() -> None:
+        heartbeat.beat()
+
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -40,6 +46,8 @@ def main(arguments: list[str]) -> None:
         server_header=False,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
         timeout_keep_alive=_KEPT_SECONDS,
+        callback_notify=beat,
+        timeout_notify=1,
     )
     # not by `fd=`, which takes every socket for a Unix one: asyncio would leave Nagle's algorithm on, and
     # an answer on a kept connection would wait 40 ms for the client's delayed acknowledgement

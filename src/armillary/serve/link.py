@@ -4,8 +4,8 @@ Two ends of a pair of datagram sockets. The supervisor keeps both open, so that 
 started again at any time, and nothing listens anywhere. A message is a hint: it may be lost, and whoever
 misses it finds the same in the job store a moment later.
 
-To the engine: {"wake": true}, {"stop": job}, {"ask": true}. From it: {"state": ...} as `State` has it, and
-{"job": id, "status": ..., "step": i, "steps": n}.
+To the engine: {"wake": true}, {"stop": job}, {"ask": true}. From it: {"state": ...} with what /health says,
+now and then anew, and {"job": id, "status": ..., "step": i, "steps": n}.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from sqlalchemy.exc import OperationalError
 
+from armillary.engine.heartbeat import current_heartbeat
 from armillary.serve.logs import log
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class Patience:
     def __call__(self, ask: Callable[[], T]) -> T:
         rest = 0.0
         while True:
+            current_heartbeat().beat()
             try:
                 answer = ask()
             except OperationalError as error:

@@ -1,8 +1,8 @@
 """The server's first process: it owns the port and the data folder, starts the other two, and little else.
 
 `python -m armillary.serve.supervisor RUN_FOLDER`. The HTTP process and the engine process are its children
-and end with it, however it ends; one that ends by itself is started again. The port stays open meanwhile:
-requests wait in its backlog until the new HTTP process takes them.
+and end with it, however it ends; one that ends by itself, or hangs, is started again. The port stays open
+meanwhile: requests wait in its backlog until the new HTTP process takes them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from armillary.engine.heartbeat import HeartbeatFile, Pulse
 from armillary.engine.worker import die_with_parent
 from armillary.errors import ArmillaryError, EngineError, Problem, RequestError
 from armillary.serve.link import Link
@@ -28,6 +30,7 @@ from armillary.serve.settings import Settings
 _LOCK_SECONDS = 10.0
 _POLITE_SECONDS = 8.0
 _LONGEST_REST = 5.0
+_LONGEST_LOOK = 1.0
 _BACKLOG = 2048
 FINAL_CODES = (ArmillaryError.exit_code, EngineError.exit_code)
 """With which the engine process ends where starting it again would be of no use."""
@@ -36,19 +39,24 @@ FINAL_CODES = (ArmillaryError.exit_code, EngineError.exit_code)
 class _Child:
     """One of the two processes, started again whenever it ends."""
 
-    def __init__(self, module: str, run: Path, link: Link, *more: int) -> None:
+    def __init__(self, module: str, run: Path, slot: int, link: Link, *more: int) -> None:
         self.name = module
-        self._command = [sys.executable, "-m", f"armillary.serve.{module}", str(run), str(os.getpid())]
+        self._slot = slot
+        module_of_it = f"armillary.serve.{module}"
+        self._command = [sys.executable, "-m", module_of_it, str(run), str(os.getpid()), str(slot)]
         self._files = (link.fileno(), *more)
         self._env = os.environ | {"TMPDIR": str(run)}  # what a kill leaves there goes with the run folder
         self._rest = 0.1
         self._started = 0.0
         self._due = 0.0
+        self._beats = 0
+        self._silent = 0.0
         self.process: subprocess.Popen[bytes] | None = None
 
     def start_when_due(self) -> None:
         if self.process is None and time.monotonic() >= self._due:
             self._started = time.monotonic()
+            self._silent = 0.0
             command = [*self._command, *map(str, self._files)]
             self.process = subprocess.Popen(
                 command, pass_fds=self._files, stdin=subprocess.DEVNULL, env=self._env
@@ -65,6 +73,17 @@ class _Child:
         self.process = None
         log("process_ended", process=self.name, exit_code=code)
         return code
+
+    def kill_if_silent(self, pulses: Sequence[Pulse], passed: float, limit: float) -> None:
+        """It hangs, or a signal has stopped it, when it has not beaten for `limit` seconds of our own time:
+        `passed` since the last look, of which there may be no more than a little where all were stopped."""
+        beats = pulses[self._slot].beats
+        self._silent = 0.0 if beats != self._beats else self._silent + min(passed, _LONGEST_LOOK)
+        self._beats = beats
+        if self.process is not None and self._silent > limit:
+            log("process_hangs", process=self.name, pid=self.process.pid, silent=round(self._silent, 1))
+            self._silent = 0.0
+            self.process.kill()
 
     def ask_to_end(self) -> None:
         if self.process is not None:
@@ -91,12 +110,13 @@ def supervise(settings: Settings) -> int:
     to_http, to_engine = Link.pair()
     # both children keep the lock too: a new server must not start beside an engine that has not ended yet
     children = (
-        _Child("http_process", settings.run, to_http, lock, port.fileno()),
-        _Child("engine_process", settings.run, to_engine, lock),
+        _Child("http_process", settings.run, 0, to_http, lock, port.fileno()),
+        _Child("engine_process", settings.run, 1, to_engine, lock),
     )
+    heartbeats = HeartbeatFile.create(settings.beats, len(children))
     stop = _Stop()
     try:
-        return _watch(children, to_engine, stop)
+        return _watch(children, heartbeats, settings.process_timeout, to_engine, stop)
     finally:
         deadline = time.monotonic() + _POLITE_SECONDS
         for child in children:
@@ -105,10 +125,15 @@ def supervise(settings: Settings) -> int:
             child.end(deadline)
 
 
-def _watch(children: tuple[_Child, ...], to_engine: Link, stop: _Stop) -> int:
+def _watch(
+    children: tuple[_Child, ...], heartbeats: HeartbeatFile, timeout: float, to_engine: Link, stop: _Stop
+) -> int:
+    looked = time.monotonic()
     while not stop.wanted:
+        pulses, before, looked = heartbeats.read(), looked, time.monotonic()
         for child in children:
             child.start_when_due()
+            child.kill_if_silent(pulses, looked - before, timeout)
             code = child.ended()
             if child.name == "engine_process" and code is not None:
                 if code in FINAL_CODES:
