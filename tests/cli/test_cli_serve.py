@@ -139,3 +139,8 @@ def test_degrees_and_checkpoint_are_checked_before_anything_starts(
     assert main(["serve", str(checkpoint), "--tensor-parallel-size", "3", "--data-dir", str(data)]) == 2
     assert "tp=3 does not divide" in capsys.readouterr().err
     assert not data.exists()
+
+
+def test_a_model_given_by_vllms_flag_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", "toy-world"]) == 2
+    assert "--model is not honoured; give it as the first word" in capsys.readouterr().err

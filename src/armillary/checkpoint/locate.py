@@ -47,7 +47,9 @@ def locate(checkpoint: str | Path, subfolder: str | None = None, *, whole: bool 
     """
     path = Path(checkpoint).expanduser()
     if not str(checkpoint).strip():
-        raise _not_found("the checkpoint's name is empty", "name a folder, or a hub repo as owner/name")
+        raise _not_found(
+            "the checkpoint's name is empty or left out", "name a folder, or a hub repo as owner/name"
+        )
     if len(str(checkpoint)) > LONGEST_PATH:
         raise _not_found(f"a path of {len(str(checkpoint))} characters is no folder", "check the path")
     if path.is_dir():

@@ -29,7 +29,9 @@ _PIPELINES = ("Cosmos3OmniDiffusersPipeline", "Cosmos3OmniPipeline", "Cosmos3Omn
 
 @takes(**{"Layout": LAYOUT, "Residency": RESIDENCY, TAKEN: FOREIGN})
 def serve(
-    checkpoint: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint: a folder or a hub id.")],
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="MODEL", show_default=False, help="Checkpoint: a folder or a hub id.")
+    ] = "",  # left out, it is refused together with what else is wrong, such as vLLM's --model
     host: Annotated[
         str, typer.Option(envvar="ARMILLARY_HOST", help="Address to listen on; beyond loopback with a key.")
     ] = "127.0.0.1",
