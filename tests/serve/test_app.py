@@ -140,6 +140,12 @@ def test_a_boundary_that_is_too_long_is_400(offline: Offline) -> None:
     assert _error(answer) == (400, None, "body-form")
 
 
+def test_a_body_that_is_announced_as_endless_is_not_waited_for(offline: Offline) -> None:
+    headers = {"content-type": "application/json", "content-length": str(10**15)}
+    answer = _ask(offline, "POST", "/v1/videos", content=b"{", headers=headers)
+    assert _error(answer) == (413, "input_reference", "body-size")
+
+
 def test_a_store_that_is_locked_is_503_with_the_seconds_to_wait(offline: Offline) -> None:
     holder = sqlite3.connect(offline.desk.settings.database, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -218,7 +224,7 @@ def test_with_a_key_nothing_of_anybodys_is_told_without_it(
 )
 def test_without_a_key_other_sites_pages_are_refused(offline: Offline, headers: dict[str, str]) -> None:
     answer = _ask(offline, "POST", "/v1/videos", json=TEA, headers=headers)
-    assert _error(answer) == (403, "Origin", "foreign_origin")
+    assert _error(answer) == (403, *headers, "foreign_origin")
     assert offline.desk.store.counts() == {}
 
 

@@ -52,6 +52,7 @@ async def read_body(request: Request, uploads: Path, file_field: str | None, max
     Raises RequestError naming the field, RefusedError 413 and 415.
     """
     kind, options = parse_options_header(request.headers.get("content-type"))
+    _refuse_endless(request.headers.get("content-length"), max_upload, file_field)
     stream = request.stream()
     if kind == b"multipart/form-data" and file_field is not None:
         form = _Form(options.get(b"boundary", b""), uploads, file_field, max_upload)
@@ -61,6 +62,14 @@ async def read_body(request: Request, uploads: Path, file_field: str | None, max
     legal = "application/json" + (" or multipart/form-data" if file_field else "")
     sent = kind.decode("latin-1") or "nothing"
     raise RefusedError(415, f"Content-Type is {sent}; use {legal}", param="Content-Type", code="content-type")
+
+
+def _refuse_endless(declared: str | None, max_upload: int, file_field: str | None) -> None:
+    """What is far beyond every bound is not waited for; a little over, it is refused by its field's name."""
+    most = max(MAX_JSON_BYTES, max_upload) + _DRAINED_BYTES
+    if declared is not None and declared.isdecimal() and int(declared) > most:
+        why = f"the body is announced with {declared} bytes, and {most} are read at most"
+        raise RefusedError(413, why, param=file_field, code="body-size", headers={"Connection": "close"})
 
 
 async def _finished(reading: Any, stream: AsyncIterator[bytes]) -> Body:

@@ -97,7 +97,8 @@ async def _no_key(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _foreign(scope: Scope, receive: Receive, send: Send) -> None:
     why = "without an API key this server answers its own machine only, and no other site's pages"
-    body = error_body(why, kind="permission_error", param="Origin", code="foreign_origin")
+    param = "Origin" if "origin" in Headers(scope=scope) else "Host"
+    body = error_body(why, kind="permission_error", param=param, code="foreign_origin")
     await JSONResponse(body, 403)(scope, receive, send)
 
 

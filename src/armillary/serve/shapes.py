@@ -32,7 +32,7 @@ class Generation(BaseModel):
         description="An object, or its JSON text: guardrails (false), use_resolution_template, "
         "use_duration_template.",
     )
-    user: str | None = Field(default=None, description="Written to the log.")
+    user: str | None = Field(default=None, description="Taken for OpenAI's sake; not kept.")
 
 
 class VideoFields(Generation):
