@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Select, create_engine, event, func, select
+from sqlalchemy import URL, Connection, Select, create_engine, event, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from armillary.errors import Problem
@@ -112,7 +112,9 @@ class JobStore:
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         """`durable`: what is written survives a power cut, not only the end of every process."""
-        self._reading = create_engine(f"sqlite:///{path}", connect_args={"timeout": _LOCK_SECONDS})
+        self._reading = create_engine(
+            URL.create("sqlite", database=str(path)), connect_args={"timeout": _LOCK_SECONDS}
+        )
         event.listen(self._reading, "connect", _set_up_durable if durable else _set_up)
         event.listen(self._reading, "begin", _begin)
         self._writing = self._reading.execution_options(begin="BEGIN IMMEDIATE")

@@ -104,7 +104,10 @@ def supervise(settings: Settings) -> int:
 
     Raises RequestError where the port or the data folder is taken.
     """
-    lock = _lock(settings.data)
+    stop = _Stop()
+    lock = _lock(settings.data, stop)
+    if lock is None:
+        return 0
     _remove_leftovers(settings)
     port = _bind(settings.host, settings.port)
     to_http, to_engine = Link.pair()
@@ -114,7 +117,6 @@ def supervise(settings: Settings) -> int:
         _Child("engine_process", settings.run, 1, to_engine, lock),
     )
     heartbeats = HeartbeatFile.create(settings.beats, len(children))
-    stop = _Stop()
     try:
         return _watch(children, heartbeats, settings.process_timeout, to_engine, stop)
     finally:
@@ -160,13 +162,19 @@ class _Stop:
         time.sleep(seconds)
 
 
-def _lock(data: Path) -> int:
-    """Hold the data folder; the file stays locked until every process that has it open has ended."""
-    for folder in (data, data / "uploads", data / "results"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
+def _lock(data: Path, stop: _Stop) -> int | None:
+    """Hold the data folder; the file stays locked until every process that has it open has ended. None where
+    a signal ends the server meanwhile."""
+    try:
+        for folder in (data, data / "uploads", data / "results"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (OSError, ValueError) as error:
+        why = f"--data-dir {data} cannot be used ({getattr(error, 'strerror', None) or error})"
+        fix = "give a folder in which this user can write"
+        raise RequestError(Problem("data-dir", why, fix)) from None
+    deadline, waits = time.monotonic() + _LOCK_SECONDS, False
+    while not stop.wanted:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return lock
@@ -174,11 +182,15 @@ def _lock(data: Path) -> int:
             if time.monotonic() > deadline:
                 why = f"{data} is in use by another server"
                 raise RequestError(Problem("data-dir", why, "stop it, or give another --data-dir")) from None
-            time.sleep(0.1)
+            if not waits:
+                log("waiting", reason=f"{data} is in use by another server", at_most=_LOCK_SECONDS)
+            waits = True
+            stop.wait(0.1)
+    return None
 
 
 def _remove_leftovers(settings: Settings) -> None:
-    """What a server that was killed has left: its run folder, and files that no job names."""
+    """What a server that was killed has left: its run folder. Children see to its files."""
     note = settings.data / "run"
     if note.exists():
         old = Path(note.read_text())
