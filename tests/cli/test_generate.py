@@ -25,7 +25,9 @@ def test_every_wrong_value_of_request_layout_and_checkpoint_has_its_line(
 def test_a_time_limit_below_0_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "m", "--prompt", "tea", "-o", "out.mp4", "--step-timeout", "-1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: Invalid value for '--step-timeout': -1 is not a number of seconds above 0")
+    assert line.startswith(
+        "error: Invalid value for '--step-timeout': '-1' is not a number of seconds above 0"
+    )
 
 
 def test_the_help_has_the_flags_of_request_and_layout(capsys: pytest.CaptureFixture[str]) -> None:
