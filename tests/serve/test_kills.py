@@ -28,7 +28,7 @@ JOBS: tuple[dict[str, Any], ...] = (
     },  # decoded by both ranks
 )
 BACK_SECONDS = 20.0
-"""After a kill the server answers again, and where nothing else runs on the machine its ranks are ready too."""
+"""After a kill the server answers again; where nothing else runs on the machine, its ranks are ready too."""
 
 
 class Stream:

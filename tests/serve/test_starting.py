@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,3 +41,13 @@ def test_a_data_folder_has_one_server(server: Server, tmp_path: Path) -> None:
     other = Server(server.checkpoint, tmp_path, flags=("--data-dir", str(server.data)))
     assert _ends(other) == 2
     assert "is in use by another server" in other.log.read_text()
+
+
+@pytest.mark.timeout(120)
+def test_jobs_of_another_version_are_bad_input(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    server = Server(tiny_checkpoint, tmp_path)
+    server.data.mkdir()
+    with closing(sqlite3.connect(server.data / "jobs.sqlite3")) as store:
+        store.execute("PRAGMA user_version = 99")
+    assert _ends(server) == 2
+    assert "was written by another version (schema 99" in server.log.read_text()

@@ -20,6 +20,7 @@ from sqlalchemy import URL, Connection, Select, create_engine, event, func, sele
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from armillary.errors import Problem
+from armillary.serve.settings import SCHEMA
 
 Status = Literal["queued", "in_progress", "cancelled", "completed", "failed"]
 """`cancelled` is a job that the ranks have not let go of yet; after that it is gone."""
@@ -120,6 +121,7 @@ class JobStore:
         self._writing = self._reading.execution_options(begin="BEGIN IMMEDIATE")
         with self._writing.begin() as connection:
             _Base.metadata.create_all(connection)
+            connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA}")
 
     def close(self) -> None:
         self._reading.dispose()
@@ -209,6 +211,8 @@ class JobStore:
             held += job.output_bytes
             if held > max_bytes or now - (job.completed_at or now) > max_age:
                 expired.append(job)
+        for old in expired:
+            _unlink(old)  # first: on a full disk nothing can be written before
         return [gone for old in expired if (gone := self.remove(old.id))]
 
     # ---------------------------------------------------------------------------- by the engine process
@@ -245,7 +249,9 @@ class JobStore:
         def failed(job: Job) -> None:
             job.attempts += 1
             job.error_code = job.error_code or problem.rule
-            job.error_message = job.error_message or str(problem)  # the first error is the news
+            # the first error is the news; where an upload lies is none of the client's
+            said = str(problem).replace(job.upload, "input_reference") if job.upload else str(problem)
+            job.error_message = job.error_message or said
             if job.attempts >= max_attempts:
                 job.status, job.completed_at = "failed", time.time()
             else:

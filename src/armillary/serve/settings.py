@@ -13,6 +13,8 @@ from typing import Any, Self
 from armillary.engine.abilities import Abilities
 
 LINE = "line"
+SCHEMA = 1
+"""Of the job store's table; a store says which one it was written with."""
 
 
 def is_loopback(host: str) -> bool:

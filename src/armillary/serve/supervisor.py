@@ -12,11 +12,12 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -25,7 +26,7 @@ from armillary.engine.worker import die_with_parent
 from armillary.errors import ArmillaryError, EngineError, Problem, RequestError
 from armillary.serve.link import Link
 from armillary.serve.logs import log
-from armillary.serve.settings import Settings
+from armillary.serve.settings import SCHEMA, Settings
 
 _LOCK_SECONDS = 10.0
 _POLITE_SECONDS = 8.0
@@ -108,6 +109,7 @@ def supervise(settings: Settings) -> int:
     lock = _lock(settings.data, stop)
     if lock is None:
         return 0
+    _check_schema(settings.database)
     _remove_leftovers(settings)
     port = _bind(settings.host, settings.port)
     to_http, to_engine = Link.pair()
@@ -125,6 +127,7 @@ def supervise(settings: Settings) -> int:
             child.ask_to_end()
         for child in children:
             child.end(deadline)
+        log("stopped", jobs_in=str(settings.data))
 
 
 def _watch(
@@ -187,6 +190,21 @@ def _lock(data: Path, stop: _Stop) -> int | None:
             waits = True
             stop.wait(0.1)
     return None
+
+
+def _check_schema(database: Path) -> None:
+    """Refuse jobs of a version that keeps them otherwise. Without SQLAlchemy, to keep this process small."""
+    if not database.exists():
+        return
+    try:
+        with closing(sqlite3.connect(database)) as store:
+            (schema,) = store.execute("PRAGMA user_version").fetchone()
+    except sqlite3.DatabaseError as error:
+        why = f"{database} cannot be read ({error})"
+        raise RequestError(Problem("data-dir", why, "restore it, or give another --data-dir")) from None
+    if schema not in (0, SCHEMA):
+        why = f"{database} was written by another version (schema {schema}, this one has {SCHEMA})"
+        raise RequestError(Problem("data-dir", why, "use that version, or give another --data-dir"))
 
 
 def _remove_leftovers(settings: Settings) -> None:
