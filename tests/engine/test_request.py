@@ -42,7 +42,7 @@ def test_direct_construction_raises_our_error_with_every_problem() -> None:
     assert [problem.message for problem in caught.value.problems] == [
         "prompt must be text of 1 to 32000 characters, not ' '",
         "num_frames must be a whole number, not 'x'",
-        "seed must be a whole number, not 1.5",
+        "seed must be a whole number from 0 to 2**63 - 1, not 1.5",
         "sound must be true or false, not 'maybe'",
     ]
 

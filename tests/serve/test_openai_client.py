@@ -77,7 +77,7 @@ def test_a_picture_is_uploaded_as_the_first_frame(
 
 def test_a_picture_by_address_is_refused(client: openai.OpenAI) -> None:
     by_address = {"input_reference[image_url]": "http://localhost/a.png"}
-    with pytest.raises(openai.BadRequestError, match="opens neither") as refusal:
+    with pytest.raises(openai.BadRequestError, match="takes files that are uploaded") as refusal:
         client.videos.create(prompt="it moves", extra_body=by_address)
     assert refusal.value.param == "input_reference"
 

@@ -76,6 +76,8 @@ def test_null_is_a_field_that_is_left_out() -> None:
         ({"num_frames": []}, "num_frames"),
         ({"seconds": 3, "num_frames": 5}, "seconds"),
         ({"seconds": "soon"}, "seconds"),
+        ({"negative_prompt": "a\0b"}, "negative_prompt"),
+        ({"seed": "1_000"}, "seed"),
         ({"size": "63x64"}, "size"),
         ({"fps": float("nan")}, "fps"),
         ({"guidance_scale": 1e9}, "guidance_scale"),

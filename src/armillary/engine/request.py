@@ -39,10 +39,10 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _T = TypeVar("_T")
 
 
-def _no_flag(value: object) -> object:
-    # pydantic takes True for 1, which no one means who asks for `num_frames: true`.
-    if isinstance(value, bool):
-        raise ValueError("a flag is no number")
+def _numeral(value: object) -> object:
+    # pydantic takes True for 1 and "1_000" for 1000, which no one means who asks for them
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
+        raise ValueError("not how numbers are written")
     return value
 
 
@@ -59,11 +59,13 @@ def _pair(value: object) -> object:
 
 def _encodable(value: str) -> str:
     value.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair: no tokenizer takes it
+    if "\0" in value:
+        raise ValueError("a null character")
     return value
 
 
-_Whole = Annotated[int, BeforeValidator(_no_flag)]
-_Real = Annotated[float, BeforeValidator(_no_flag)]
+_Whole = Annotated[int, BeforeValidator(_numeral)]
+_Real = Annotated[float, BeforeValidator(_numeral)]
 _Text = Annotated[str, Field(max_length=32_000), AfterValidator(_encodable)]
 _File = Annotated[Path, BeforeValidator(_no_blank)]
 
@@ -136,7 +138,7 @@ _FORMS = {
     "guidance_scale": "a number",
     "guidance_interval": "two timesteps such as 400,1000, or none",
     "flow_shift": "a number",
-    "seed": "a whole number",
+    "seed": "a whole number from 0 to 2**63 - 1",
     "image": "the path of an image file",
     "video": "the path of a video file",
     "sound": "true or false",

@@ -82,7 +82,7 @@ def _about(field: str, path: Path, problem: Problem) -> FieldProblem:
 
 def refused_reference(field: str) -> FieldProblem:
     """Why media that are named and not sent are refused."""
-    why = f"{field} names media by path or address, and this server opens neither"
+    why = f"{field} names media or holds them as text, and this server takes files that are uploaded"
     return FieldProblem(
         "media-access", why, "upload the file as input_reference (multipart/form-data)", field
     )
