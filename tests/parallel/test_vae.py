@@ -88,7 +88,7 @@ def on_ranks_a_second_decode(world: World) -> None:
     first = decoded(vae, z, mesh.everyone)
     early = decoded_frames(vae, z, mesh.everyone)
     next(early)
-    early.close()  # type: ignore[attr-defined]
+    early.close()
     assert not any("forward" in vars(module) for module in vae.decoder.modules())
     assert torch.equal(decoded(vae, z, mesh.everyone), first)
     assert torch.equal(vae.decode(z).sample, undivided)
