@@ -16,7 +16,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
@@ -33,6 +33,8 @@ _POLITE_SECONDS = 8.0
 _LONGEST_REST = 5.0
 _LONGEST_LOOK = 1.0
 _BACKLOG = 2048
+_GIVE_BACK = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+"""For glibc: what large bodies and pictures took is given back once they are gone."""
 FINAL_CODES = (ArmillaryError.exit_code, EngineError.exit_code)
 """With which the engine process ends where starting it again would be of no use."""
 
@@ -40,13 +42,16 @@ FINAL_CODES = (ArmillaryError.exit_code, EngineError.exit_code)
 class _Child:
     """One of the two processes, started again whenever it ends."""
 
-    def __init__(self, module: str, run: Path, slot: int, link: Link, *more: int) -> None:
+    def __init__(
+        self, module: str, run: Path, slot: int, link: Link, *more: int, env: Mapping[str, str] | None = None
+    ) -> None:
         self.name = module
         self._slot = slot
-        module_of_it = f"armillary.serve.{module}"
-        self._command = [sys.executable, "-m", module_of_it, str(run), str(os.getpid()), str(slot)]
+        told = (str(run), str(os.getpid()), str(slot))
+        self._command = [sys.executable, "-m", f"armillary.serve.{module}", *told]
         self._files = (link.fileno(), *more)
-        self._env = os.environ | {"TMPDIR": str(run)}  # what a kill leaves there goes with the run folder
+        # what a kill leaves in TMPDIR goes with the run folder
+        self._env = {**(env or {}), **os.environ, "TMPDIR": str(run)}
         self._rest = 0.1
         self._started = 0.0
         self._due = 0.0
@@ -115,7 +120,7 @@ def supervise(settings: Settings) -> int:
     to_http, to_engine = Link.pair()
     # both children keep the lock too: a new server must not start beside an engine that has not ended yet
     children = (
-        _Child("http_process", settings.run, 0, to_http, lock, port.fileno()),
+        _Child("http_process", settings.run, 0, to_http, lock, port.fileno(), env=_GIVE_BACK),
         _Child("engine_process", settings.run, 1, to_engine, lock),
     )
     heartbeats = HeartbeatFile.create(settings.beats, len(children))
