@@ -78,6 +78,7 @@ Fail = Callable[[str], Failed]
 def fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fail:
     """Let rank 1 fail in some way, while rank 0 waits for it in a collective."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    others = set(_children())  # of other tests in this process, such as the server that many share
 
     def run(way: str) -> Failed:
         payload = {"way": way, "failed_at": str(tmp_path / "failed_at")}
@@ -85,7 +86,7 @@ def fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fail:
             run_ranks("tasks_for_tests:fail_on_rank_1", payload, 2, step_timeout=3)
         assert (tmp_path / "failed_at").exists(), f"rank 1 did not come so far: {caught.value}"
         seconds = time.monotonic() - float((tmp_path / "failed_at").read_text())
-        left_behind = [*_children(), *map(str, tmp_path.glob("armillary-*"))]
+        left_behind = [*(set(_children()) - others), *map(str, tmp_path.glob("armillary-*"))]
         return Failed(caught.value, seconds, left_behind)
 
     return run
