@@ -118,6 +118,7 @@ def test_the_documentation_page_needs_nothing_from_elsewhere(offline: Offline) -
         (b'{"prompt": "tea", "seconds": 1e308}', "seconds"),
         (b'{"prompt": "tea", "width": 1000000000, "height": 64}', "width"),
         (b'{"prompt": "tea", "width": 64, "height": 0}', "height"),
+        (b'{"prompt": "tea", "width": "%s", "height": 64}' % (b"9" * 5000), "width"),
         (b"{%s}" % b",".join(b'"%d": 1' % number for number in range(65)), None),
     ],
 )

@@ -131,7 +131,9 @@ def _size(given: Mapping[str, Any], passed: dict[str, Any]) -> Iterator[Problem]
     elif len(sides) == 1:
         yield FieldProblem("size-half", f"{sides[0]} comes without the other side", "give both", sides[0])
     for side in sides:
-        whole = not isinstance(given[side], bool) and str(given[side]).isdecimal()
+        # Python refuses to read a number of thousands of digits, and says so by a ValueError
+        digits = "" if isinstance(given[side], bool) else str(given[side])
+        whole = digits.isdecimal() and len(digits) <= 9
         if not whole or not 0 < int(given[side]) <= MAX_SIDE:
             why = f"{side} must be a whole number of pixels from 1 to {MAX_SIDE}, not {_shown(given[side])}"
             yield FieldProblem("field-form", why, "", side)
