@@ -119,6 +119,9 @@ def test_the_documentation_page_needs_nothing_from_elsewhere(offline: Offline) -
         (b'{"prompt": "tea", "width": 1000000000, "height": 64}', "width"),
         (b'{"prompt": "tea", "width": 64, "height": 0}', "height"),
         (b'{"prompt": "tea", "width": "%s", "height": 64}' % (b"9" * 5000), "width"),
+        (b'{"prompt": "tea", "width": 64, "height": 100}', "height"),
+        (b'{"prompt": "tea", "extra_params": {"a": 1, "a": 2}}', "extra_params.a"),
+        (b'{"prompt": "tea", "%s": 1}' % (b"x" * 5000), "x" * 100),
         (b"{%s}" % b",".join(b'"%d": 1' % number for number in range(65)), None),
     ],
 )
@@ -221,12 +224,51 @@ def test_with_a_key_nothing_of_anybodys_is_told_without_it(
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Origin": "https://example.org"}, {"Host": "example.org"}, {"Host": "[::1"}, {"Origin": "null"}],
+    [
+        {"Origin": "https://example.org"},
+        {"Host": "example.org"},
+        {"Host": "[::1"},
+        {"Host": "127.0.0.1:abc"},
+        {"Origin": "null"},
+    ],
 )
 def test_without_a_key_other_sites_pages_are_refused(offline: Offline, headers: dict[str, str]) -> None:
     answer = _ask(offline, "POST", "/v1/videos", json=TEA, headers=headers)
     assert _error(answer) == (403, *headers, "foreign_origin")
     assert offline.desk.store.counts() == {}
+
+
+def test_a_second_origin_is_looked_at_too(offline: Offline) -> None:
+    headers = [("Origin", "http://127.0.0.1"), ("Origin", "https://example.org")]
+    assert _error(_ask(offline, "GET", "/v1/models", headers=headers)) == (403, "Origin", "foreign_origin")
+
+
+@pytest.mark.parametrize("path", ["/v1/videos?befor=x", "/v1/videos?limit=1&limit=2"])
+def test_what_a_query_does_not_have_is_refused_by_its_name(offline: Offline, path: str) -> None:
+    name = path.partition("?")[2].partition("=")[0]
+    assert _error(_ask(offline, "GET", path)) == (400, name, "parameter")
+
+
+def test_health_is_told_whatever_a_probe_appends(offline: Offline) -> None:
+    assert _ask(offline, "GET", "/health?at=1").status_code == 503
+
+
+def test_very_many_problems_are_not_all_told(offline: Offline) -> None:
+    answer = _ask(
+        offline, "POST", "/v1/videos", json={**TEA, "extra_params": dict.fromkeys(map(str, range(5000)))}
+    )
+    assert answer.status_code == 400
+    assert len(answer.content) < 20_000
+
+
+def test_the_document_says_where_a_key_goes(offline_with: Callable[..., Offline]) -> None:
+    document = _ask(offline_with(api_key="secret"), "GET", "/openapi.json").json()
+    assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+
+
+def test_the_log_says_for_whom_a_job_is(offline: Offline, capfd: pytest.CaptureFixture[str]) -> None:
+    _ask(offline, "POST", "/v1/videos", json={**TEA, "user": "ann"})
+    assert '"user": "ann"' in capfd.readouterr().err
 
 
 def test_a_page_of_the_server_itself_may_ask(offline: Offline) -> None:

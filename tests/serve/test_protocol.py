@@ -34,7 +34,7 @@ def test_an_object_in_a_form_is_read_as_openais_client_writes_it() -> None:
 def test_a_missing_file_is_asked_for_by_the_clients_name() -> None:
     with pytest.raises(ArmillaryError) as refusal:
         complete(video_request({"prompt": "tea", "mode": "image-to-video"}, None, NAMES), NANO)
-    assert "needs an input_reference; upload it" in told(refusal.value.problems)
+    assert "needs an image as input_reference; upload it" in told(refusal.value.problems)
 
 
 def test_what_a_video_leaves_out_takes_the_published_defaults() -> None:
@@ -72,12 +72,17 @@ def test_null_is_a_field_that_is_left_out() -> None:
     ("fields", "param"),
     [
         ({"steps": 3}, "steps"),
+        ({"steps": None}, "steps"),
         ({"num_frames": 6}, "num_frames"),
         ({"num_frames": []}, "num_frames"),
         ({"seconds": 3, "num_frames": 5}, "seconds"),
         ({"seconds": "soon"}, "seconds"),
         ({"negative_prompt": "a\0b"}, "negative_prompt"),
         ({"seed": "1_000"}, "seed"),
+        ({"user": "a\0b"}, "user"),
+        ({"user": "\ud800"}, "user"),
+        ({"width": "9" * 5000, "height": 64}, "width"),
+        ({"extra_params": '{"guardrails": true, "guardrails": false}'}, "extra_params.guardrails"),
         ({"size": "63x64"}, "size"),
         ({"fps": float("nan")}, "fps"),
         ({"guidance_scale": 1e9}, "guidance_scale"),

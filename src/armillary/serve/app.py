@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
@@ -25,6 +26,7 @@ from armillary.serve.events import event_stream
 from armillary.serve.jobs import Job, NewJob
 from armillary.serve.refusals import FieldProblem, RefusedError, error_body
 
+_BEARER = HTTPBearer(auto_error=False, description="The key of --api-key.")  # the gate asks for it
 _VIDEO: dict[str, Any] = {"content": {"video/mp4": {}}, "description": "The video."}
 _NOT_HERE = {
     "POST /v1/videos/edits": "Armillary does not edit videos",
@@ -45,6 +47,7 @@ def make_app(desk: Desk) -> FastAPI:
         lifespan=_lifespan,
         redoc_url=None,
         static_url=gate.PAGE_ASSETS,
+        dependencies=[Depends(_refuse_unknown_query), *([Depends(_BEARER)] if desk.settings.api_key else [])],
     )
     app.state.desk = desk
     refusals.install(app)
@@ -72,6 +75,19 @@ def _desk(request: Request) -> Desk:
 
 
 _Desk = Annotated[Desk, Depends(_desk)]
+
+
+def _refuse_unknown_query(request: Request) -> None:
+    """As strict as bodies are; but what only asks for health, a load balancer, say, is always told."""
+    if request.url.path == "/health":
+        return
+    known = [one.alias for one in request.scope["route"].dependant.query_params]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known or given.count(name) > 1:
+            legal = f"once each of {', '.join(known)}" if known else "none here"
+            why = f"the query has {name}; it may have {legal}"
+            raise RefusedError(400, why, param=name, code="parameter")
 
 
 def _errors(*more: int) -> dict[int | str, dict[str, Any]]:
@@ -119,7 +135,7 @@ def _add_images(app: FastAPI) -> None:
             )
             for one in wanted
         ]
-        jobs = await run_in_threadpool(desk.accept, new)
+        jobs = await run_in_threadpool(desk.accept, new, body.fields.get("user"))
         made = await intake.finished(desk, jobs, request)
         data = await run_in_threadpool(lambda: [_image_data(job, desk) for job in made])
         return shapes.Images(
@@ -265,7 +281,12 @@ def _add_operations(app: FastAPI) -> None:
         return shapes.Model(id=name, created=int(desk.started_at))
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", response_model=shapes.Health, responses={503: {"model": shapes.Health}})
+    @app.get(
+        "/health",
+        response_model=shapes.Health,
+        responses={503: {"model": shapes.Health}},
+        openapi_extra={"security": [{}]},  # it needs no key
+    )
     async def health(desk: _Desk) -> Response:
         """200 once every rank is ready, 503 with what is going on before that and while ranks restart."""
         told = dict(desk.state)

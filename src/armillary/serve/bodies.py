@@ -104,11 +104,11 @@ async def _read_json(stream: AsyncIterator[bytes]) -> Body:
 
 def _parse(text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(text, parse_int=_bounded_int, object_pairs_hook=_Pairs)
+        value = json.loads(text, parse_int=_bounded_int, object_pairs_hook=Pairs)
     except (ValueError, RecursionError) as error:
         why = f"the body is not JSON ({error})"
         raise RequestError(FieldProblem("body-json", why, "send one JSON object")) from None
-    if not isinstance(value, _Pairs):
+    if not isinstance(value, Pairs):
         raise RequestError(FieldProblem("body-json", "the body is no JSON object", "send one JSON object"))
     if len(value) > MAX_FIELDS:
         why = f"the body has {len(value)} fields, and at most {MAX_FIELDS} are read"
@@ -119,7 +119,7 @@ def _parse(text: bytes) -> dict[str, Any]:
     return value
 
 
-class _Pairs(dict[str, Any]):
+class Pairs(dict[str, Any]):
     """A JSON object that remembers the first name it was given twice."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:

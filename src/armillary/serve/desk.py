@@ -23,7 +23,8 @@ from armillary.serve.shapes import Video, video_of
 _LOOK_SECONDS = 1.0
 """After which a waiting client's job is looked up although no message came: messages may be lost."""
 _SWEEP_SECONDS = 30.0
-_HARDLY_ANY = 5.0
+_UNKNOWN_SECONDS = 60.0
+"""Until the queue has room again, where no job has shown how long one takes."""
 
 
 @dataclass
@@ -107,14 +108,14 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------- clients
 
-    def accept(self, jobs: Sequence[NewJob]) -> list[Job]:
-        """Store jobs and wake the engine. Raises QueueFullError."""
+    def accept(self, jobs: Sequence[NewJob], user: str | None = None) -> list[Job]:
+        """Store jobs and wake the engine; `user` is the client's word for the log. Raises QueueFullError."""
         stored = self.store.add(jobs, self.settings.max_queue)
         self._link.send({"wake": True})
         for job in stored:
             self.metrics.accepted.labels(job.kind).inc()
             about = {"request_id": job.request_id, "seed": job.fields["seed"]}
-            log("job_accepted", job=job.id, **about, clock=round(time.monotonic(), 6))
+            log("job_accepted", job=job.id, **about, user=user, clock=round(time.monotonic(), 6))
         return stored
 
     def refuse_if_full(self) -> None:
@@ -167,7 +168,8 @@ class Desk:
         """When a full queue may have a place again: the running job's time, as far as it is known."""
         progress = self._progress
         job = self.store.get(progress.job) if progress else None
-        return (self._remaining(job) if job else None) or _HARDLY_ANY
+        left = self._remaining(job) if job else None
+        return _UNKNOWN_SECONDS if left is None else left
 
     async def news(self, job_id: str) -> Job | None:
         """The job, once something happened to it, or after a second; None once it is gone."""

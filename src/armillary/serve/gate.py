@@ -56,8 +56,8 @@ class Gate:
             await send(message)
 
         app = self._app if self._is_let_in(scope["path"], headers) else _no_key
-        if self._key is None and self._is_foreign(headers):
-            app = _foreign
+        if self._key is None and (header := self._foreign_header(headers)):
+            app = _refusal_of(header)
         try:
             await app(scope, receive, numbered)
         finally:
@@ -68,16 +68,15 @@ class Gate:
             return True
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # compared in constant time: how long a refusal takes tells nothing about the key
-        return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self._key)
+        return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._key)
 
-    def _is_foreign(self, headers: Headers) -> bool:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        try:
-            if origin is not None and urlsplit(origin).netloc != host:
-                return True
-            return self._only_here and not is_loopback(urlsplit(f"//{host}").hostname or "")
-        except ValueError:  # a broken address
-            return True
+    def _foreign_header(self, headers: Headers) -> str | None:
+        """The header by which a request is another site's; None where it is not."""
+        host, hosts = headers.get("host", ""), headers.getlist("host")
+        if self._only_here and not (len(hosts) == 1 and _is_here(host)):
+            return "Host"
+        own = all(_place(origin) == host for origin in headers.getlist("origin"))
+        return None if own else "Origin"
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         if scope["path"] == "/health":  # asked all the time, and no refusal
@@ -95,11 +94,26 @@ async def _no_key(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
 
-async def _foreign(scope: Scope, receive: Receive, send: Send) -> None:
+def _is_here(host: str) -> bool:
+    try:
+        address = urlsplit(f"//{host}")
+        _ = address.port  # ValueError where it is no port
+        return is_loopback(address.hostname or "")
+    except ValueError:  # a broken address
+        return False
+
+
+def _place(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def _refusal_of(header: str) -> ASGIApp:
     why = "without an API key this server answers its own machine only, and no other site's pages"
-    param = "Origin" if "origin" in Headers(scope=scope) else "Host"
-    body = error_body(why, kind="permission_error", param=param, code="foreign_origin")
-    await JSONResponse(body, 403)(scope, receive, send)
+    body = error_body(why, kind="permission_error", param=header, code="foreign_origin")
+    return JSONResponse(body, 403)
 
 
 def install(app: FastAPI, api_key: str | None, host: str, metrics: Metrics) -> None:

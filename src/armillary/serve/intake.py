@@ -57,7 +57,9 @@ async def accept_video(request: Request, desk: Desk, *, attached: bool) -> Job:
         async with _PROBES:
             kind = await run_in_threadpool(probe, upload, "input_reference") if upload else None
         named = (kind, str(upload.path)) if kind and upload else None
-        asked = protocol.video_request(body.fields, named, desk.settings.names)
+        asked = protocol.video_request(
+            body.fields, named, desk.settings.names, desk.settings.abilities.spatial_grid
+        )
         job = NewJob(
             kind="video",
             attached=attached,
@@ -67,7 +69,7 @@ async def accept_video(request: Request, desk: Desk, *, attached: bool) -> Job:
             suffix=".mp4",
             upload=upload.path if upload else None,
         )
-        return (await run_in_threadpool(desk.accept, [job]))[0]
+        return (await run_in_threadpool(desk.accept, [job], body.fields.get("user")))[0]
     except BaseException:  # also where the client goes away: nothing was stored
         body.discard()
         raise

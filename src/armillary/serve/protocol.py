@@ -7,25 +7,36 @@ those of the command line and of Python are.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from armillary.engine.request import GenerationRequest
 from armillary.engine.rules import MAX_SIDE
 from armillary.errors import Problem, RequestError, list_choices
+from armillary.serve.bodies import Pairs
 from armillary.serve.media_access import REFERENCES, refused_reference
 from armillary.serve.refusals import FieldProblem
 from armillary.serve.shapes import Generation, ImageFields, VideoFields
 
+_SIDE = re.compile(r"\d{1,6}", re.ASCII)
+"""Bounded, because Python refuses to read a number of thousands of digits."""
 _OBJECTS = ("extra_params", "extra_args")
+_LINE = 1000
+_HALF = re.compile(r"[\ud800-\udfff]")
+"""Of a surrogate pair."""
 _ONE_ONLY = ("n", "num_outputs_per_prompt")
 _NOT_PASSED_ON = {"model", "user", "extra_params", "extra_args", "width", "height", "generate_sound"}
 
 
 def video_request(
-    fields: Mapping[str, Any], upload: tuple[Literal["image", "video"], str] | None, names: tuple[str, ...]
+    fields: Mapping[str, Any],
+    upload: tuple[Literal["image", "video"], str] | None,
+    names: tuple[str, ...],
+    grid: int = 1,
 ) -> GenerationRequest:
-    """The request that the fields of a video ask for; `upload` is the kind and the path of a sent file.
+    """The request that the fields of a video ask for; `upload` is the kind and the path of a sent file, and
+    `width` and `height` are multiples of `grid` pixels.
 
     Raises RequestError with every problem of form, each with the client's name of the field.
     """
@@ -34,7 +45,7 @@ def video_request(
     for field in _ONE_ONLY:
         if str(given.get(field, 1)) != "1":
             problems.append(FieldProblem("one-output", f"{field} is 1 for videos", "leave it out", field))
-    problems += _size(given, passed)
+    problems += _size(given, passed, grid)
     if "generate_sound" in given:
         passed["sound"] = given["generate_sound"]
     passed["plain_prompt"] = _plain_prompt(given, problems, both=True)
@@ -43,6 +54,9 @@ def video_request(
     if passed.get("mode") == "text-to-image":
         fix = "use POST /v1/images/generations"
         problems.append(FieldProblem("mode", "text-to-image makes no video", fix, "mode"))
+    if str(passed.get("num_frames")) == "1":
+        fix = "for a picture use POST /v1/images/generations"
+        problems.append(FieldProblem("frames-grid", "a video has more than 1 frame", fix, "num_frames"))
     if "mode" not in passed:
         passed["mode"] = f"{upload[0]}-to-video" if upload else "text-to-video"
     return _parsed(passed, problems)
@@ -89,7 +103,8 @@ def _known(
     fields: Mapping[str, Any], shape: type[Generation], names: tuple[str, ...]
 ) -> tuple[dict[str, Any], list[Problem]]:
     """The fields that were given (null is not), and what is wrong with those that there are not."""
-    given = _unflattened({key: value for key, value in fields.items() if value is not None})
+    empty = {key for key in (*shape.model_fields, *REFERENCES, "input_reference") if fields.get(key) is None}
+    given = _unflattened({key: value for key, value in fields.items() if key not in empty})
     problems: list[Problem] = []
     fix = f"the fields are {', '.join(shape.model_fields)}"
     for key in [key for key in given if key not in shape.model_fields]:
@@ -101,14 +116,19 @@ def _known(
             problems.append(FieldProblem("field-unknown", f"unknown field {_shown(key)}", fix, key[:100]))
             fix = ""  # they are listed once
     for key in ("model", "user"):
-        if not isinstance(given.get(key, ""), str):
-            why = f"{key} must be text, not {_shown(given[key])}"
+        if not _is_line(given.get(key, "")):
+            why = f"{key} must be text of at most {_LINE} characters, not {_shown(given[key])}"
             problems.append(FieldProblem("field-form", why, "", key))
     model = given.get("model")
     if isinstance(model, str) and model not in names:
         why = f"there is no model {_shown(model)} here"
         problems.append(FieldProblem("model-not-found", why, f"use {list_choices(names)}", "model"))
     return given, problems
+
+
+def _is_line(value: object) -> bool:
+    """Whether it is text that a log can show."""
+    return isinstance(value, str) and len(value) <= _LINE and "\0" not in value and not _HALF.search(value)
 
 
 def _unflattened(given: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +142,7 @@ def _unflattened(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _size(given: Mapping[str, Any], passed: dict[str, Any]) -> Iterator[Problem]:
+def _size(given: Mapping[str, Any], passed: dict[str, Any], grid: int) -> Iterator[Problem]:
     sides = [side for side in ("width", "height") if side in given]
     if not sides:
         return
@@ -131,11 +151,10 @@ def _size(given: Mapping[str, Any], passed: dict[str, Any]) -> Iterator[Problem]
     elif len(sides) == 1:
         yield FieldProblem("size-half", f"{sides[0]} comes without the other side", "give both", sides[0])
     for side in sides:
-        # Python refuses to read a number of thousands of digits, and says so by a ValueError
-        digits = "" if isinstance(given[side], bool) else str(given[side])
-        whole = digits.isdecimal() and len(digits) <= 9
-        if not whole or not 0 < int(given[side]) <= MAX_SIDE:
-            why = f"{side} must be a whole number of pixels from 1 to {MAX_SIDE}, not {_shown(given[side])}"
+        whole = _SIDE.fullmatch(str(given[side]))
+        if not whole or not 0 < int(given[side]) <= MAX_SIDE or int(given[side]) % grid:
+            legal = f"a multiple of {grid} from {grid} to {MAX_SIDE} pixels"
+            why = f"{side} must be {legal}, not {_shown(given[side])}"
             yield FieldProblem("field-form", why, "", side)
             return
     passed["size"] = f"{given.get('width', 0)}x{given.get('height', 0)}"
@@ -168,9 +187,12 @@ def _plain_prompt(given: Mapping[str, Any], problems: list[Problem], *, both: bo
 def _extra(value: Any, field: str, problems: list[Problem]) -> dict[str, Any]:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=Pairs)
         except (ValueError, RecursionError):
             value = None
+    if isinstance(value, Pairs) and value.twice is not None:
+        why = f"{field} has {_shown(value.twice)} twice"
+        problems.append(FieldProblem("extra-params", why, "give it once", f"{field}.{value.twice}"))
     if isinstance(value, dict):
         return value
     problems.append(FieldProblem("field-form", f"{field} must be a JSON object", "", field))

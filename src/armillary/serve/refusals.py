@@ -10,6 +10,7 @@ import errno
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -42,6 +43,7 @@ _FIELD_OF_RULE = {
     "sound-checkpoint": "generate_sound",
 }
 _STORE_SECONDS = 5
+_LONGEST_NAME, _MOST_LINES = 100, 64
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NAMED_FIRST = ("field-missing", "field-form")
 _NAMED_LAST = re.compile(r"(?:its|takes no) (\w+)")
@@ -100,7 +102,8 @@ def _field_of(problem: Problem) -> str | None:
 def error_body(
     message: str, *, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    fields = {"message": message, "type": kind, "param": param, "code": code}
+    named = param and param[:_LONGEST_NAME]
+    fields = {"message": message, "type": kind, "param": named, "code": code}
     # a client's own words may hold half a surrogate pair, which is no UTF-8
     return {
         "error": {key: value and value.encode(errors="replace").decode() for key, value in fields.items()}
@@ -108,16 +111,17 @@ def error_body(
 
 
 def told(problems: Iterable[Problem]) -> str:
-    """All problems, a line each, with the fields as the client knows them."""
-    return "\n".join(_renamed(problem) for problem in problems)
+    """Problems, a line each, with the fields as the client knows them; the first of very many."""
+    return "\n".join(_renamed(problem) for problem in islice(problems, _MOST_LINES))
 
 
 def _renamed(problem: Problem) -> str:
     if problem.rule == "mode-input":
-        mode, verb, _ = problem.message.partition(" takes no ")
-        if verb:
-            return f"{mode} takes no input_reference; leave it out, or choose another mode"
-        return f"{mode.partition(' ')[0]} needs an input_reference; upload it (multipart/form-data)"
+        mode, verb, kind = re.split(r" (takes no|needs) ", problem.message)
+        if verb == "takes no":
+            return f"{mode} takes no {kind} as input_reference; leave it out, or choose another mode"
+        article = "an" if kind == "image" else "a"
+        return f"{mode} needs {article} {kind} as input_reference; upload it (multipart/form-data)"
     line = str(problem)
     field = line.split(" ", 1)[0]
     if problem.rule in _NAMED_FIRST and field in CLIENT_NAMES:

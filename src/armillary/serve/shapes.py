@@ -32,7 +32,7 @@ class Generation(BaseModel):
         description="An object, or its JSON text: guardrails (false), use_resolution_template, "
         "use_duration_template.",
     )
-    user: str | None = Field(default=None, description="Taken for OpenAI's sake; not kept.")
+    user: str | None = Field(default=None, max_length=1000, description="Written to the log.")
 
 
 class VideoFields(Generation):
