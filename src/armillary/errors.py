@@ -73,6 +73,11 @@ class EngineError(ArmillaryError):
     exit_code = 4
 
 
+def reason_of(error: BaseException) -> str:
+    """What the system says was wrong, without the path that it adds; else the error's own words."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 def list_choices(choices: Sequence[object]) -> str:
     """ "1, 2, 4 or 8": the words with which a fix names the legal values."""
     *others, last = map(str, choices or ["none"])

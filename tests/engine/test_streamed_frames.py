@@ -60,7 +60,6 @@ def test_a_streamed_file_holds_what_one_written_in_the_end_does(
 
 
 def test_a_streamed_video_has_all_frames(generation: Generation, tmp_path: Path) -> None:
-    """Not compared byte by byte: the encoder's threads give one clip two files now and then."""
     generation.run(write=lambda media: write_media(media, tmp_path / "out.mp4"))
     frames = read_video(tmp_path / "out.mp4", max_frames=99)
     assert [frame.size for frame in frames] == [(48, 80)] * 9

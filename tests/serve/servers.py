@@ -125,6 +125,16 @@ class Server:
 
         return eventually(reached, seconds)
 
+    def await_step(self, video_id: str, step: int = 1) -> None:
+        """Wait until a job that runs has made so many steps."""
+
+        def stepped() -> bool | None:
+            video = self.video(video_id)
+            assert video["status"] in ("queued", "in_progress"), video
+            return (video["step"] or 0) >= step or None
+
+        eventually(stepped)
+
     def content(self, video_id: str) -> str:
         """A digest of a finished video's file."""
         answer = self.get(f"/v1/videos/{video_id}/content")

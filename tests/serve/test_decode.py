@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
 
 import httpx
 import pytest
 from servers import SMALL, Server, eventually
 
-DIVIDED = {"size": "256x256", "num_frames": 17, "num_inference_steps": 2}
+STEPS = 2
+DIVIDED = {"size": "256x256", "num_frames": 17, "num_inference_steps": STEPS}
 """A video that both ranks decode."""
 
 
@@ -18,13 +18,7 @@ def _decoding(server: Server) -> str:
     """The id of a job whose steps are done."""
     server.await_ready()
     video_id: str = server.post("/v1/videos", prompt="a dog", seed=1, **DIVIDED).json()["id"]
-
-    def stepped() -> dict[str, Any] | None:
-        video = server.video(video_id)
-        assert video["status"] in ("queued", "in_progress")
-        return video if video["step"] == DIVIDED["num_inference_steps"] else None
-
-    eventually(stepped)
+    server.await_step(video_id, STEPS)
     return video_id
 
 
@@ -56,7 +50,7 @@ def test_a_job_is_cancelled_while_all_decode_and_nothing_is_said_but_that(victim
     video_id = _decoding(victim)
     httpx.delete(f"{victim.url}/v1/videos/{video_id}").raise_for_status()
     (event,) = eventually(lambda: [e for e in victim.events("job_cancelled") if e["job"] == video_id] or None)
-    assert event["step"] == DIVIDED["num_inference_steps"]
+    assert event["step"] == STEPS
     said = victim.log.read_text()
     assert "Error in block" not in said
     assert "FutureWarning" not in said

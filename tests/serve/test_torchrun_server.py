@@ -37,7 +37,7 @@ class Torchrun(Server):
     def running(self) -> str:
         """The id of a long job in its first steps."""
         video_id: str = self.post("/v1/videos", prompt="a ball", seed=1, **LONG).json()["id"]
-        eventually(lambda: self.video(video_id)["step"] or None)
+        self.await_step(video_id)
         return video_id
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from armillary.engine.mp4 import write_mp4
-from armillary.errors import EngineError, Problem, RequestError, list_choices
+from armillary.errors import EngineError, Problem, RequestError, list_choices, reason_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -184,7 +184,7 @@ def _kind(path: Path, wanted: str, accepted: dict[str, str], fix: str) -> str:
             with path.open("rb") as file:
                 head = file.read(32)
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         problem = Problem("media-file", f"{wanted} {path} cannot be read ({reason})", "check the path")
     if problem:
         raise RequestError(problem)
@@ -202,7 +202,7 @@ def _check_pixels(path: Path, width: int, height: int) -> None:
 
 
 def _broken(path: Path, kind: str, error: Exception, fix: str) -> RequestError:
-    reason = getattr(error, "strerror", None) or error
+    reason = reason_of(error)
     return RequestError(Problem("media-format", f"{path} is {kind} that cannot be decoded ({reason})", fix))
 
 
@@ -251,7 +251,7 @@ def check_output(path: str | os.PathLike[str], num_frames: int | None = None) ->
             part.touch(exist_ok=False)
             part.unlink()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         fix = "give a path in an existing folder that you may write to"
         problems.append(Problem("output-folder", f"output {path} cannot be written ({reason})", fix))
     return problems
@@ -289,7 +289,7 @@ def write_media(media: Media, path: str | os.PathLike[str]) -> None:
     except Exception as error:  # encoders, the disk, the network under it
         if isinstance(media.frames, Frames) and media.frames.error:
             raise media.frames.error from None  # there was nothing to write
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         raise WriteError(Problem("output-write", f"{path} could not be written ({reason})")) from error
     finally:
         part.unlink(missing_ok=True)

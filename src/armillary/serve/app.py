@@ -173,11 +173,11 @@ def _add_videos(app: FastAPI) -> None:
         order: Literal["asc", "desc"] = "desc",
     ) -> shapes.VideoPage:
         """Jobs by the time of their acceptance."""
-        if after is not None and desk.store.get(after) is None:
-            raise RefusedError(
-                400, f"after names no video that there is: {after}", param="after", code="after"
-            )
-        jobs, more = desk.store.page(after=after, limit=limit, newest_first=order == "desc")
+        try:
+            jobs, more = desk.store.page(after=after, limit=limit, newest_first=order == "desc")
+        except KeyError:
+            why = f"after names no video that there is: {after}"
+            raise RefusedError(400, why, param="after", code="after") from None
         data = [desk.video(job) for job in jobs]
         ends = (data[0].id, data[-1].id) if data else (None, None)
         return shapes.VideoPage(data=data, first_id=ends[0], last_id=ends[1], has_more=more)

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from armillary.serve.jobs import Job, JobStore, NewJob, QueueFullError
+from armillary.serve.jobs import Job, JobStore, NewJob
 from armillary.serve.link import Link
 from armillary.serve.logs import log
 from armillary.serve.metrics import Metrics
@@ -117,12 +117,6 @@ class Desk:
             about = {"request_id": job.request_id, "seed": job.fields["seed"]}
             log("job_accepted", job=job.id, **about, user=user, clock=round(time.monotonic(), 6))
         return stored
-
-    def refuse_if_full(self) -> None:
-        """Raises QueueFullError where not one more job may wait."""
-        waiting, limit = self.store.counts().get("queued", 0), self.settings.max_queue
-        if waiting >= limit:
-            raise QueueFullError(waiting, limit)
 
     def remove(self, job_id: str) -> Job | None:
         """Cancel or forget a job."""

@@ -1,9 +1,9 @@
 """The engine process: it starts the ranks, and again when they fail, and gives them one job after another.
 
 `python -m armillary.serve.engine_process RUN_FOLDER PARENT SLOT LINK LOCK`; SLOT is its place in the run's
-file of heartbeats. It takes jobs from the store and
-writes there what became of them; the HTTP process hears of it over the link. Generation, decoding and
-encoding are the ranks' work: this process only waits and passes on.
+file of heartbeats. It takes jobs from the store and writes there what became of them; the HTTP process hears
+of it over the link. Generation, decoding and encoding are the ranks' work: this process only waits and passes
+on.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Engine:
         self._ranks.send({"run": job.id, "request": job.request, "output": str(output)})
         waited = round(time.time() - job.created_at, 3)
         log("job_started", job=job.id, request_id=job.request_id, waited=waited)
-        self._tell_job(job, "in_progress", step=0, steps=job.fields["num_inference_steps"], waited=waited)
+        self._tell_job(job.id, "in_progress", step=0, steps=job.fields["num_inference_steps"], waited=waited)
 
     def _follow_cancellation(self) -> None:
         """A cancelled job ends after the step it is in."""
@@ -142,7 +142,7 @@ class Engine:
             if "ask" in message:
                 self._send_state()
                 if self._running is not None:
-                    self._tell_job(self._running, "in_progress")
+                    self._tell_job(self._running.id, "in_progress")
 
     # ------------------------------------------------------------------------------------------ the ranks
 
@@ -156,7 +156,7 @@ class Engine:
             log("warning", message=f"the ranks speak of a job that is not theirs: {message}")
         elif event == "step":
             self._step = message["step"]
-            self._tell_job(job, "in_progress", step=self._step, steps=message["steps"])
+            self._tell_job(job.id, "in_progress", step=self._step, steps=message["steps"])
         else:
             self._running = None
             self._job_ended(job, message)
@@ -184,11 +184,11 @@ class Engine:
             # the machine's clock, as in job_accepted: what lies between is the server's share
             first_call = round(message["first_call"], 6)
             log("job_completed" if kept else "job_cancelled", **about, **times, first_call=first_call)
-            self._tell_job(job, "completed" if kept else "cancelled", **times)
+            self._tell_job(job.id, "completed" if kept else "cancelled", **times)
         elif message["event"] == "stopped":
             self._patiently(partial(self._store.let_go, job.id))
             log("job_cancelled", **about, step=message["step"])
-            self._tell_job(job, "cancelled")
+            self._tell_job(job.id, "cancelled")
         else:
             self._job_failed(job, Problem("result", message["problem"]))
 
@@ -205,7 +205,7 @@ class Engine:
         """Say what became of a job that did not get to its end: `again` where it waits once more."""
         event = {"queued": again, "failed": "job_failed"}.get(status or "", "job_cancelled")
         log(event, job=job_id, **about)
-        self._link.send({"job": job_id, "status": status or "cancelled"})
+        self._tell_job(job_id, status or "cancelled")
 
     def _ranks_failed(self, failure: ArmillaryError) -> None:
         job, self._running, self._ready = self._running, None, False
@@ -254,8 +254,8 @@ class Engine:
         else:
             self._tell_state("degraded", error=f"the job store: {waits}")
 
-    def _tell_job(self, job: Job, status: str, **facts: Any) -> None:
-        self._link.send({"job": job.id, "status": status, **facts})
+    def _tell_job(self, job_id: str, status: str, **facts: Any) -> None:
+        self._link.send({"job": job_id, "status": status, **facts})
 
 
 def main(arguments: list[str]) -> int:

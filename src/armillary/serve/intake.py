@@ -50,7 +50,7 @@ def completed(asked: GenerationRequest, desk: Desk) -> CompleteRequest:
 
 
 async def accept_video(request: Request, desk: Desk, *, attached: bool) -> Job:
-    await run_in_threadpool(desk.refuse_if_full)  # before a large file has come
+    await run_in_threadpool(desk.store.check_room, desk.settings.max_queue)  # before a large file has come
     body = await read(request, desk, "input_reference")
     try:
         upload = body.files.get("input_reference")

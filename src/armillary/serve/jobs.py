@@ -134,12 +134,15 @@ class JobStore:
         Raises QueueFullError where more than `max_queue` would wait.
         """
         with self._write() as session:
-            waiting = session.scalar(select(func.count()).where(Job.status == "queued")) or 0
-            if waiting + len(jobs) > max_queue:
-                raise QueueFullError(waiting, max_queue)
+            _check_room(session, len(jobs), max_queue)
             stored = [_stored(job) for job in jobs]
             session.add_all(stored)
         return stored
+
+    def check_room(self, max_queue: int) -> None:
+        """Raises QueueFullError where not one more job may wait."""
+        with self._read() as session:
+            _check_room(session, 1, max_queue)
 
     def get(self, job_id: str) -> Job | None:
         """The job of an id, also a cancelled one that the ranks still hold."""
@@ -147,12 +150,14 @@ class JobStore:
             return session.scalar(select(Job).where(Job.id == job_id))
 
     def page(self, *, after: str | None, limit: int, newest_first: bool) -> tuple[list[Job], bool]:
-        """Jobs that clients may list, and whether there are more. An `after` that is gone starts anew."""
+        """Jobs that clients may list, and whether there are more. Raises KeyError where `after` is gone."""
         order = Job.number.desc() if newest_first else Job.number.asc()
         listed = select(Job).where(~Job.attached, Job.status != "cancelled").order_by(order)
         with self._read() as session:
-            place = after and session.scalar(select(Job.number).where(Job.id == after))
-            if place:
+            if after is not None:
+                place = session.scalar(select(Job.number).where(Job.id == after))
+                if place is None:
+                    raise KeyError(after)
                 listed = listed.where(Job.number < place if newest_first else Job.number > place)
             found = list(session.scalars(listed.limit(limit + 1)))
         return found[:limit], len(found) > limit
@@ -313,6 +318,12 @@ class JobStore:
     def _write(self) -> Iterator[Session]:
         with Session(self._writing, expire_on_commit=False) as session, session.begin():
             yield session
+
+
+def _check_room(session: Session, jobs: int, max_queue: int) -> None:
+    waiting = session.scalar(select(func.count()).where(Job.status == "queued")) or 0
+    if waiting + jobs > max_queue:
+        raise QueueFullError(waiting, max_queue)
 
 
 def _stored(job: NewJob) -> Job:

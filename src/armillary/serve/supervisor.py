@@ -23,7 +23,7 @@ from types import FrameType
 
 from armillary.engine.heartbeat import HeartbeatFile, Pulse
 from armillary.engine.worker import die_with_parent
-from armillary.errors import ArmillaryError, EngineError, Problem, RequestError
+from armillary.errors import ArmillaryError, EngineError, Problem, RequestError, reason_of
 from armillary.serve.link import Link
 from armillary.serve.logs import log
 from armillary.serve.settings import SCHEMA, Settings
@@ -178,7 +178,7 @@ def _lock(data: Path, stop: _Stop) -> int | None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except (OSError, ValueError) as error:
-        why = f"--data-dir {data} cannot be used ({getattr(error, 'strerror', None) or error})"
+        why = f"--data-dir {data} cannot be used ({reason_of(error)})"
         fix = "give a folder in which this user can write"
         raise RequestError(Problem("data-dir", why, fix)) from None
     deadline, waits = time.monotonic() + _LOCK_SECONDS, False
@@ -231,7 +231,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
-        why = f"{host} port {port} cannot be opened ({error.strerror or error})"
+        why = f"{host} port {port} cannot be opened ({reason_of(error)})"
         raise RequestError(Problem("port", why, "give another --host or --port")) from None
     return listener
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from armillary.errors import Problem, RequestError
+from armillary.errors import Problem, RequestError, reason_of
 from armillary.models.cosmos3.tiny.parts import INDEX_NAME
 
 MARK = "Written by `armillary tiny`"
@@ -85,4 +85,4 @@ def _folder_problem(message: str, fix: str = "choose another folder") -> Problem
 
 
 def _unwritable(out: Path, error: OSError) -> Problem:
-    return Problem("out-writable", f"cannot write {out}: {error.strerror or error}", "choose another folder")
+    return Problem("out-writable", f"cannot write {out}: {reason_of(error)}", "choose another folder")
